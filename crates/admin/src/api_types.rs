@@ -52,6 +52,9 @@ pub struct AddNamespace {
     /// Size in bytes of a missing file, or of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// Storage engine of a key-value namespace; default: the node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     /// Block size in bytes of a block namespace: 512 or 4096 (default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -78,6 +81,8 @@ pub struct NamespaceSummary {
     pub used_bytes: u64,
     /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,
+    /// Storage engine; `None` for a block namespace.
+    pub engine: Option<String>,
     /// Block size in bytes; `None` for a key-value namespace.
     pub block_bytes: Option<u32>,
     /// ANA group, 1 to 32.

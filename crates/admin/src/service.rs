@@ -11,7 +11,7 @@ use crate::api_types::{
 use crate::scheduling_api::{SchedConfigPatch, SchedulingReport};
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use octokv_base::{NamespaceId, Nanos};
-use octokv_engine::hash::FormatConfig;
+use octokv_engine::{EngineKind, FormatConfig};
 use octokv_node::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
     NamespaceConfig, NamespaceStatus, RunningNode, StartError, StopError,
@@ -111,7 +111,11 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
         drive_profile: None,
         command_set: match added.kind {
             NamespaceType::Kv => {
-                CommandSetConfig::KeyValue { format: FormatConfig { namespace: added.nsid, ..format } }
+                let engine = added.engine.as_deref().map_or(Ok(EngineKind::default()), str::parse);
+                let engine = engine.map_err(|error| format!("namespace {}: engine: {error}", added.nsid))?;
+                CommandSetConfig::KeyValue {
+                    format: FormatConfig { engine, namespace: added.nsid, ..format },
+                }
             }
             NamespaceType::Block => CommandSetConfig::Blocks { block_bytes },
         },
@@ -213,7 +217,7 @@ impl AdminService {
             self.node.namespaces().iter().map(|one| namespace_summary(one, added(one.config.id.0))).collect();
         for (config, why) in self.node.offline() {
             let (nsid, device) = (config.id.0, device_name(&config.device));
-            let (kind, block_bytes) = namespace_type(&config.command_set);
+            let (kind, engine, block_bytes) = namespace_type(&config.command_set);
             all.push(NamespaceSummary {
                 nsid,
                 kind,
@@ -221,6 +225,7 @@ impl AdminService {
                 size_bytes: 0,
                 used_bytes: 0,
                 keys: None,
+                engine,
                 block_bytes,
                 ana_group: config.ana_group,
                 added: added(nsid),
@@ -244,6 +249,7 @@ impl AdminService {
         if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
             return Err(invalid("keep: only for a block namespace"));
         }
+        let engine = self.engine_of(request)?;
         if request.device.is_empty() {
             return Err(invalid("device: a path, or \"memory\""));
         }
@@ -260,6 +266,7 @@ impl AdminService {
             kind: request.kind,
             device: absolute_path(&request.device)?,
             size_bytes: request.size_bytes,
+            engine: engine.map(|kind| kind.name().to_owned()),
             block_bytes: (request.kind == NamespaceType::Block)
                 .then(|| request.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES)),
             ana_group: request.ana_group.unwrap_or(1),
@@ -298,6 +305,21 @@ impl AdminService {
             return Err(error);
         }
         Ok(namespace_summary(&report, true))
+    }
+
+    /// The engine of a namespace to add; `None` for a block namespace.
+    fn engine_of(&self, request: &AddNamespace) -> Result<Option<EngineKind>, AdminError> {
+        match (request.kind, &request.engine) {
+            (NamespaceType::Kv, None) => Ok(Some(self.format.engine)),
+            (NamespaceType::Kv, Some(name)) => {
+                let unknown = |error| AdminError::Invalid(format!("engine: {error}"));
+                name.parse::<EngineKind>().map(Some).map_err(unknown)
+            }
+            (NamespaceType::Block, None) => Ok(None),
+            (NamespaceType::Block, Some(_)) => {
+                Err(AdminError::Invalid("engine: only for a key-value namespace".to_owned()))
+            }
+        }
     }
 
     fn lowest_free_nsid(&self) -> Option<u32> {
@@ -518,10 +540,13 @@ fn absolute_path(device: &str) -> Result<String, AdminError> {
         .map_err(|_| AdminError::Invalid("device: the path is not UTF-8".to_owned()))
 }
 
-fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<u32>) {
+/// Command set, engine, block size.
+fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<String>, Option<u32>) {
     match content {
-        CommandSetConfig::KeyValue { .. } => (NamespaceType::Kv, None),
-        CommandSetConfig::Blocks { block_bytes } => (NamespaceType::Block, Some(*block_bytes)),
+        CommandSetConfig::KeyValue { format } => {
+            (NamespaceType::Kv, Some(format.engine.name().to_owned()), None)
+        }
+        CommandSetConfig::Blocks { block_bytes } => (NamespaceType::Block, None, Some(*block_bytes)),
     }
 }
 
@@ -533,7 +558,7 @@ fn device_name(device: &DeviceConfig) -> String {
 }
 
 fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary {
-    let (kind, block_bytes) = namespace_type(&report.config.command_set);
+    let (kind, engine, block_bytes) = namespace_type(&report.config.command_set);
     NamespaceSummary {
         nsid: report.config.id.0,
         kind,
@@ -541,6 +566,7 @@ fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary 
         size_bytes: report.size_bytes,
         used_bytes: report.used_bytes,
         keys: report.keys,
+        engine,
         block_bytes,
         ana_group: report.config.ana_group,
         added,

@@ -34,6 +34,9 @@ pub struct AddedNamespace {
     /// Size of memory in bytes; `None` for a file, which exists already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
+    /// Storage engine of a key-value namespace. A file of an earlier octokv names none: it had one engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<String>,
     /// Block size in bytes of a block namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -242,6 +245,7 @@ mod tests {
                 kind: NamespaceType::Block,
                 device: "/srv/blocks.img".to_owned(),
                 size_bytes: None,
+                engine: None,
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),
@@ -290,6 +294,18 @@ block_bytes = 4096
 ana_group = 1
 identity = "00ff"
 "#;
+
+    #[test]
+    fn the_engine_of_a_namespace_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = StateFile::new(&directory.path().join("state"));
+        let mut state = populated_state();
+        state.namespaces[0].kind = NamespaceType::Kv;
+        state.namespaces[0].block_bytes = None;
+        state.namespaces[0].engine = Some("hash".to_owned());
+        file.save(&state).unwrap();
+        assert_eq!(file.load().unwrap(), state);
+    }
 
     #[test]
     fn a_version_1_file_is_converted_and_saved_as_version_2() {

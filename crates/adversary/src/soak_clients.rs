@@ -428,6 +428,7 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
             kind,
             device: "memory".to_owned(),
             size_bytes: Some(16 << 20),
+            engine: None,
             block_bytes: None,
             ana_group: None,
             existing: ExistingDataMode::Check,

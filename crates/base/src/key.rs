@@ -96,16 +96,30 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The size of an engine's record header, in bytes. In a value buffer it precedes the key.
-pub const RECORD_HEADER_BYTES: usize = 48;
-
-/// The offset of a value in its buffer, in bytes, a multiple of 64. The space before it holds an engine's
-/// record header and the key, so the engine completes the record in place and writes it without a copy.
-pub const fn value_offset(key_bytes: usize) -> usize {
-    (RECORD_HEADER_BYTES + key_bytes).next_multiple_of(64)
+/// Where a record's buffer has its key and value: behind the header, whose size is the engine's. The engine completes the
+/// record in place and writes it without a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordLayout {
+    header_bytes: u16,
 }
 
-const _: () = assert!(value_offset(16) == 64);
+impl RecordLayout {
+    /// The layout of records with a header of this size.
+    pub const fn new(header_bytes: u16) -> RecordLayout {
+        RecordLayout { header_bytes }
+    }
+
+    /// The offset of the key in the buffer, in bytes.
+    pub const fn key_offset(self) -> usize {
+        self.header_bytes as usize
+    }
+
+    /// The offset of the value behind a key of this length, in bytes, a multiple of 64.
+    #[inline]
+    pub const fn value_offset(self, key_bytes: usize) -> usize {
+        (self.header_bytes as usize + key_bytes).next_multiple_of(64)
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,8 +4,8 @@ use crate::error::BenchError;
 use crate::op_generator::Operation;
 use crate::workload::WorkloadOp;
 use crate::workload_state::WorkloadState;
-use octokv_base::{Buffer, BufferPool, Key, value_offset};
-use octokv_engine::hash::FormatConfig;
+use octokv_base::{Buffer, BufferPool, Key};
+use octokv_engine::FormatConfig;
 use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};
 
 /// Result of an operation.
@@ -63,7 +63,7 @@ async fn put(
 ) -> Result<u64, BenchError> {
     let (config, workload) = (&shared.config, shared.workload);
     let (key, value_bytes) = (config.key(index), config.value_bytes(index));
-    let from = value_offset(key.len());
+    let from = engine.record_layout().value_offset(key.len());
     let to = from + value_bytes;
     // The pool has a buffer for every stream of usual configurations; larger ones allocate.
     let mut record = pool.take(to).unwrap_or_else(|| Buffer::zeroed(to));
@@ -100,9 +100,11 @@ async fn get(
     Ok(EngineOpResult { found: true, value_bytes: value.len() as u64 })
 }
 
-/// Format configuration of a volume for values of up to this length.
+/// Format configuration of a volume for values of up to this length. The unit is the same on every device, so that results
+/// are comparable.
 pub(crate) fn format_config(value_bytes: usize, seed: u64) -> FormatConfig {
-    FormatConfig { value_bytes_max: value_bytes_max(value_bytes), seed, ..FormatConfig::default() }
+    let value_bytes_max = value_bytes_max(value_bytes);
+    FormatConfig { unit_bytes: Some(4096), value_bytes_max, seed, ..FormatConfig::default() }
 }
 
 fn value_bytes_max(value_bytes: usize) -> u32 {

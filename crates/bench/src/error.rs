@@ -4,7 +4,7 @@ use crate::baselines::resp::ServerError;
 use crate::workload::Workload;
 use octokv_base::Key;
 use octokv_engine::EngineError;
-use octokv_engine::hash::OpenError;
+use octokv_engine::OpenError;
 
 /// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
 //! Host KVS, the baseline of the OctoKV paper: the hash engine in the client's process, on files of a file system.
 //!
 //! ```text
-//!  one OS thread per operation in flight ─▶ file of the key ─▶ HashEngine ─▶ pwrite (page cache), fsync
+//!  one OS thread per operation in flight ─▶ file of the key ─▶ engine ─▶ pwrite (page cache), fsync
 //!                                              └ its lock, for a put or delete                pread (direct)
 //! ```
 //! As in the paper (OctoKV §V.B): an fsync for each put; several files, so that threads seldom share one; reads
@@ -18,11 +18,10 @@ use crate::syscall_timing::{SyscallKind, SyscallTimer};
 use crate::workload::WorkloadOp;
 use crate::workload_state::WorkloadState;
 use octokv_base::prng::mix64;
-use octokv_base::{Buffer, BufferPool, Lba, value_offset};
+use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
-use octokv_engine::Durability;
-use octokv_engine::hash::superblock::SuperblockError;
-use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError, Volume};
+use octokv_engine::common::superblock::SuperblockError;
+use octokv_engine::{AnyEngine, AnyVolume, Durability, Engine, OpenConfig, OpenError, Volume};
 use octokv_runtime::block_on;
 use octokv_sys::file::DeviceFile;
 use std::rc::Rc;
@@ -40,7 +39,7 @@ pub struct DbFile {
 /// A file and the volume on it.
 struct DbVolume {
     file: Arc<DbFile>,
-    volume: Arc<Volume>,
+    volume: AnyVolume,
     /// Held by a put or delete until its fsync has completed.
     write_lock: Mutex<()>,
 }
@@ -51,11 +50,14 @@ pub struct HostKvs {
     pool: BufferPool,
 }
 
+/// The most bytes of a record besides key and value: the engine's header, and the padding before the value.
+const RECORD_OVERHEAD_BYTES: usize = 128;
+
 /// Size of each of `files` files for a configuration, in bytes: the records of its keys, a quarter more for the variance
 /// of the hash and for replaced records, and metadata.
 pub fn db_file_bytes(config: &BenchConfig, files: usize) -> u64 {
-    let record = (value_offset(config.key_sizes.max_bytes()) + config.value_sizes.max_bytes())
-        .next_multiple_of(4096) as u64;
+    let payload_bytes = config.key_sizes.max_bytes() + config.value_sizes.max_bytes();
+    let record = (RECORD_OVERHEAD_BYTES + payload_bytes).next_multiple_of(4096) as u64;
     let in_flight = (config.threads * config.depth) as u64;
     let records = (config.keys / files as u64) * 5 / 4 + in_flight + 256;
     let data = records.saturating_mul(record);
@@ -78,13 +80,13 @@ impl HostKvs {
         let mut stores = Vec::with_capacity(files.len());
         for (number, file) in files.into_iter().enumerate() {
             let file = Arc::new(file);
-            let device: Rc<dyn Device> = Rc::new(SyncFileDevice::new(&file));
-            let failed = |error| BenchError::Open { name: device.name().to_owned(), error };
+            let devices: [Rc<dyn Device>; 1] = [Rc::new(SyncFileDevice::new(&file))];
+            let failed = |error| BenchError::Open { name: devices[0].name().to_owned(), error };
             let format = format_config(config.value_sizes.max_bytes(), mix64(seed ^ number as u64));
-            let open = || block_on_spinning(hash::open(&device, &pool, settings, &format));
+            let open = || block_on_spinning(AnyVolume::open(&devices, &pool, settings, &format));
             let volume = match open() {
                 Err(OpenError::Superblock(SuperblockError::Blank)) => {
-                    block_on_spinning(hash::format(&*device, &format)).map_err(failed)?;
+                    block_on_spinning(AnyVolume::format(&devices, &format)).map_err(failed)?;
                     open()
                 }
                 opened => opened,
@@ -107,14 +109,14 @@ impl HostKvs {
     pub fn close(&self) -> Result<(), BenchError> {
         for db in &self.volumes {
             let engine = self.engine(db, 0, None);
-            block_on_spinning(engine.checkpoint(true)).map_err(BenchError::Close)?;
+            block_on_spinning(engine.close()).map_err(BenchError::Close)?;
         }
         Ok(())
     }
 
-    fn engine(&self, db: &DbVolume, number: usize, timer: Option<&Rc<SyscallTimer>>) -> HashEngine {
+    fn engine(&self, db: &DbVolume, number: usize, timer: Option<&Rc<SyscallTimer>>) -> AnyEngine {
         let device = Rc::new(SyncFileDevice { timer: timer.cloned(), ..SyncFileDevice::new(&db.file) });
-        HashEngine::new(Arc::clone(&db.volume), number, device, self.pool.clone())
+        db.volume.engine(number, &[device], self.pool.clone())
     }
 }
 
@@ -131,7 +133,7 @@ pub(crate) fn run_worker(
 ) -> Result<Recorder, BenchError> {
     let timer = Rc::new(SyscallTimer::new(shared.platform.now));
     let engine = |one| kvs.engine(one, number, Some(&timer));
-    let engines: Vec<HashEngine> = kvs.volumes.iter().map(engine).collect();
+    let engines: Vec<AnyEngine> = kvs.volumes.iter().map(engine).collect();
     shared.group.connected.fetch_add(1, Ordering::AcqRel);
     while shared.group.connected.load(Ordering::Acquire) < shared.group.workers {
         std::thread::yield_now();

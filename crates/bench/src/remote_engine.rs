@@ -1,7 +1,7 @@
 //! NetKVS's architecture (c): the hash engine in this process, on a block namespace of the node.
 //!
 //! ```text
-//!  streams (tasks) ─▶ HashEngine ─▶ RemoteDevice ─▶ session ─▶ node          one OS thread, one loop:
+//!  streams (tasks) ─▶ engine ─▶ RemoteDevice     ─▶ session ─▶ node          one OS thread, one loop:
 //!  iteration: time, session and its responses, tasks that these woke, background work of the engine, idle
 //! ```
 //! Each of the threads × depth operations in flight is a task that runs one operation after another.
@@ -16,11 +16,11 @@ use crate::platform::Clock;
 use crate::recorder::{OpResult, Recorder};
 use crate::system_under_test::LocalEngineConfig;
 use crate::workload_state::{TargetNode, WorkloadState};
-use octokv_base::{Buffer, BufferPool, Lba, Nanos};
+use octokv_base::{BufferPool, Nanos};
 use octokv_client::{ClientConfig, Reconnect, RemoteSession};
-use octokv_device::{Device, DeviceError};
-use octokv_engine::hash::superblock::{SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
-use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError};
+use octokv_device::Device;
+use octokv_engine::common::superblock_io::is_blank;
+use octokv_engine::{AnyEngine, AnyVolume, Engine, OpenConfig, OpenError, Volume};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ReactorHandle, TaskSlab, block_on,
 };
@@ -96,24 +96,19 @@ pub fn format_if_needed(
         .map_err(|error| namespace.open_error(error))?;
     if format || blank {
         let settings = format_config(config.value_sizes.max_bytes(), engine.seed);
-        let formatted = namespace.run_until_complete(hash::format(&*namespace.device, &settings));
+        let formatted = namespace
+            .run_until_complete(AnyVolume::format(std::slice::from_ref(&namespace.device), &settings));
         formatted.map_err(|error| namespace.open_error(error))?;
     }
     namespace.close();
     Ok(())
 }
 
-/// Whether the superblocks, which a format writes, are all zeros.
-async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
-    let bytes = (SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES).min(device.geometry().bytes()) as usize;
-    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
-    Ok(buffer.iter().all(|&byte| byte == 0))
-}
-
 /// State that the streams share.
 struct StreamContext<'a> {
     shared: &'a WorkloadState,
-    engine: Rc<HashEngine>,
+    engine: Rc<AnyEngine>,
+    volume: AnyVolume,
     pool: BufferPool,
     op_generator: RefCell<OpGenerator>,
     recorder: RefCell<Recorder>,
@@ -166,13 +161,15 @@ pub(crate) fn run_worker(
     let pool = BufferPool::new(settings.pool_bytes);
     let open = OpenConfig { durability: settings.durability, cores: 1 };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);
-    let volume = namespace.run_until_complete(hash::open(&namespace.device, &pool, open, &format));
+    let devices = std::slice::from_ref(&namespace.device);
+    let volume = namespace.run_until_complete(AnyVolume::open(devices, &pool, open, &format));
     let volume = volume.map_err(|error| namespace.open_error(error))?;
-    let engine = Rc::new(HashEngine::new(volume, 0, Rc::clone(&namespace.device), pool.clone()));
+    let engine = Rc::new(volume.engine(0, devices, pool.clone()));
     let begin = now();
     let context = StreamContext {
         shared,
         engine: Rc::clone(&engine),
+        volume,
         pool,
         op_generator: RefCell::new(shared.op_generator(0)),
         recorder: RefCell::new(Recorder::new(begin + config.warm_up)),
@@ -184,7 +181,7 @@ pub(crate) fn run_worker(
     if let Some(error) = failure.into_inner() {
         return Err(error);
     }
-    namespace.run_until_complete(engine.checkpoint(true)).map_err(BenchError::Close)?;
+    namespace.run_until_complete(engine.close()).map_err(BenchError::Close)?;
     drop(engine);
     namespace.close();
     Ok(recorder.into_inner())
@@ -215,7 +212,7 @@ fn run_event_loop(namespace: &RemoteNamespace, context: &StreamContext<'_>) -> R
         let mut busy = namespace.remote.poll(iteration_start);
         busy |= namespace.channel.poll() > 0;
         busy |= streams.poll_ready() + handle.poll_background() > 0;
-        if streams.running() == 0 && context.engine.volume().is_idle() {
+        if streams.running() == 0 && context.volume.is_idle() {
             break;
         }
         let deadline = namespace.remote.next_deadline().min(handle.next_deadline());

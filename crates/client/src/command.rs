@@ -3,6 +3,7 @@
 //! A caller's [`Command`] becomes an [`EncodedCommand`] (`encode`), a queue entry and its data, and its completion a
 //! [`Response`] ([`crate::completion`]). A command that is not of the namespace's command set fails before it is sent.
 
+use crate::controller_info::ControllerInfo;
 use octokv_base::{Buffer, Key, Lba};
 use octokv_wire::Sqe;
 use octokv_wire::kv::StoreMode;
@@ -120,6 +121,27 @@ pub enum Command<'a> {
         /// Blocks to verify.
         range: LbaRange,
     },
+}
+
+impl Command<'_> {
+    /// Upper bound of the buffer memory that the command occupies while in flight, in bytes: its data, or the longest
+    /// data of its response.
+    pub(crate) fn buffer_bytes(&self, info: &ControllerInfo) -> usize {
+        let of_value_max = |limit_bytes: u32| limit_bytes.min(info.value_bytes_max()) as usize;
+        match self {
+            Command::Store { key, value, .. } => key.len() + value.bytes().len(),
+            Command::Retrieve { limit_bytes, .. } | Command::List { limit_bytes, .. } => {
+                of_value_max(*limit_bytes)
+            }
+            Command::Write { data, .. } | Command::Compare { data, .. } => data.bytes().len(),
+            Command::Read { range, .. } => {
+                info.blocks.map_or(0, |blocks| blocks.block_bytes as usize * range.blocks as usize)
+            }
+            Command::Deallocate { ranges } => std::mem::size_of_val(*ranges),
+            Command::Delete { key } | Command::Exist { key } => key.len(),
+            Command::Flush | Command::WriteZeroes { .. } | Command::Verify { .. } => 0,
+        }
+    }
 }
 
 /// Data of a response. Dropping it returns the memory to the session's pool.

@@ -1,6 +1,7 @@
 //! Configuration of a client. [`ClientConfig::default`] suits a client on the same network as its node.
 
-use octokv_base::{NamespaceId, Nanos};
+use crate::bug_injection::{self, InjectedBug};
+use octokv_base::{NamespaceId, Nanos, Prng};
 
 /// Limits, names and timeouts of one session.
 #[derive(Clone, Debug)]
@@ -29,6 +30,11 @@ pub struct ClientConfig {
     pub keep_alive: Nanos,
     /// Reconnection after the loss of an established connection.
     pub reconnect: Reconnect,
+    /// Whether a first connection that fails is retried like a lost one; otherwise it ends the session.
+    pub retry_first_connection: bool,
+    /// Seed of the jitter of reconnect delays: each is drawn between half of it and all of it, so that hosts that lost
+    /// one node do not return to it in step. `None` for delays without jitter.
+    pub jitter_seed: Option<u64>,
     /// Receive buffer of each I/O queue, in bytes.
     pub receive_buffer_bytes: usize,
     /// Maximum size of the session's buffer pool, in bytes.
@@ -72,9 +78,21 @@ impl Default for ClientConfig {
                 delay_max: Nanos::from_secs(2),
                 give_up_after: Nanos::NEVER,
             },
+            retry_first_connection: false,
+            jitter_seed: None,
             receive_buffer_bytes: 1 << 20,
             pool_bytes: 256 << 20,
             spin_time: Nanos::from_micros(50),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// Time between two Keep Alives: half of the timeout, since the node measures that by another clock.
+    pub(crate) fn keep_alive_interval(&self) -> Nanos {
+        match bug_injection::is_injected(InjectedBug::KeepAliveLate) {
+            true => Nanos(self.keep_alive.0 / 20 * 19),
+            false => Nanos(self.keep_alive.0 / 2),
         }
     }
 }
@@ -89,6 +107,11 @@ pub fn backoff_delay(reconnect: Reconnect, attempt: u32, since_loss: Nanos) -> O
             Some(Nanos(doubled.min(delay_max.0)))
         }
     }
+}
+
+/// A duration drawn uniformly between half of `delay` and `delay` ("equal jitter", Brooker, 2015).
+pub(crate) fn with_jitter(delay: Nanos, random: &mut Prng) -> Nanos {
+    Nanos(delay.0 - random.below(delay.0 / 2 + 1))
 }
 
 #[cfg(test)]
@@ -110,5 +133,13 @@ mod tests {
         for (reconnect, attempt, since, want) in table {
             assert_eq!(backoff_delay(reconnect, attempt, since), want);
         }
+    }
+
+    #[test]
+    fn jitter_spreads_a_delay_over_its_upper_half() {
+        let mut random = Prng::new(3);
+        let drawn: Vec<u64> = (0..1_000).map(|_| with_jitter(Nanos(100), &mut random).0).collect();
+        assert!(drawn.iter().all(|delay| (50..=100).contains(delay)), "{drawn:?}");
+        assert!((50..=100).all(|delay| drawn.contains(&delay)), "every delay of the range occurs");
     }
 }

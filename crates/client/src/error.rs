@@ -28,6 +28,9 @@ pub enum Error {
     /// A write was sent and its response never arrived: it may have been executed.
     #[error("connection lost before the response: the write may have been executed")]
     OutcomeUnknown,
+    /// The first connection is not established yet; the command was not sent.
+    #[error("not connected yet")]
+    NotConnected,
     /// No connection within the command timeout.
     #[error("no connection within the command timeout")]
     TimedOut,
@@ -99,6 +102,19 @@ pub enum Error {
     /// Any other status of the node.
     #[error("the node failed the command: {0}")]
     Status(Status),
+}
+
+/// Reason why a command was not accepted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SubmitError {
+    /// All slots of all queues are in use: poll, then retry.
+    QueueFull,
+    /// The session is disconnected: poll, then retry.
+    NotConnected,
+    /// The session has ended.
+    Ended,
+    /// The command itself is invalid.
+    Invalid(Error),
 }
 
 /// Cause of a lost connection.

@@ -8,39 +8,30 @@
 //!  Backoff ───────▶ Initializing ───────▶ ConnectingQueues ─────────▶ Live ──close──▶ Draining
 //!     ▲                 │                     │                        │                 │
 //!     └───── delay ─────┴──────── lost ───────┴────────────────────────┘     shut down or timeout
-//!                       └─ never live, permanent, or no more attempts ─▶ Ended ◀─────────┘
+//!                       └─ permanent, or no more attempts ─▶ Ended ◀─────────────────────┘
 //! ```
 //! Invariants: the loss of one connection loses the whole controller: all its connections are closed and every command in
 //! flight completes exactly once; commands are accepted only while live; bytes of a previous controller are never
 //! processed as those of the current one, because its connections are closed; a block namespace that was replaced ends the
 //! session. While live, one Asynchronous Event Request is pending; its completion rescans the namespace.
 
+use crate::bug_injection::{self, InjectedBug};
 use crate::command::{Command, CommandKind, EncodedCommand, Response};
 use crate::completion::{CommandCompletion, decode_response};
-use crate::config::{ClientConfig, backoff_delay};
+use crate::config::{ClientConfig, backoff_delay, with_jitter};
 use crate::controller_info::{ControllerInfo, verify_same_namespace};
 use crate::controller_init::{self, InitNext, InitStep};
 use crate::error::{ConnectionError, Error};
 pub use crate::initiator_state::ConnectionAction;
-use crate::initiator_state::InitiatorState;
+use crate::initiator_state::{
+    ADMIN_QUEUE_DEPTH, ADMIN_RESERVED_SLOTS, ASYNC_EVENT_TOKEN, CHANGED_LIST_TOKEN, DRAIN_TIMEOUT,
+    INIT_STEP_TOKEN, InitiatorState, KEEP_ALIVE_TOKEN, READY_POLL_INTERVAL, SHUTDOWN_TOKEN,
+};
 use crate::queue_pair::{QueueEvent, QueuePair};
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
 use std::io::IoSlice;
-
-const READY_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
-const DRAIN_TIMEOUT: Nanos = Nanos::from_secs(1);
-// Tokens of the internal commands.
-const KEEP_ALIVE_TOKEN: u64 = 0;
-const ASYNC_EVENT_TOKEN: u64 = 1;
-const CHANGED_LIST_TOKEN: u64 = 2;
-/// A step of initialization or rescan, or the Connect of an I/O queue; the state distinguishes them.
-const INIT_STEP_TOKEN: u64 = 3;
-const SHUTDOWN_TOKEN: u64 = 4;
-/// Slots that Keep Alives leave free on the admin queue: an event request, a rescan, a shutdown.
-const ADMIN_RESERVED_SLOTS: usize = 3;
-const ADMIN_QUEUE_DEPTH: u16 = controller_init::ADMIN_QUEUE_ENTRIES as u16 - 1;
 
 /// One controller. See the module documentation.
 #[derive(Debug)]
@@ -64,12 +55,15 @@ pub struct Initiator {
     last_error: Option<ConnectionError>,
     timeout_check_at: Nanos,
     last_queue: usize,
+    /// Generator of the jitter of delays; `None` for delays without jitter.
+    jitter: Option<Prng>,
 }
 
 impl Initiator {
     /// An initiator that starts to connect at once.
     pub fn new(config: ClientConfig, now: Nanos) -> Initiator {
         let pool = BufferPool::new(config.pool_bytes);
+        let jitter = config.jitter_seed.map(Prng::new);
         let mut initiator = Initiator {
             config,
             pool,
@@ -87,6 +81,7 @@ impl Initiator {
             last_error: None,
             timeout_check_at: now,
             last_queue: 0,
+            jitter,
         };
         initiator.start_connecting(now);
         initiator
@@ -236,6 +231,7 @@ impl Initiator {
             }
             self.internal_events = events;
         }
+        self.shut_down_when_drained();
         match result {
             Ok(consumed) => consumed,
             Err(cause) => {
@@ -297,7 +293,7 @@ impl Initiator {
                 if keep_alive_at <= now && self.queues[0].free_slots() > ADMIN_RESERVED_SLOTS {
                     self.submit_internal(0, controller_init::keep_alive_command(), KEEP_ALIVE_TOKEN, now);
                     self.state =
-                        InitiatorState::Live { keep_alive_at: now + Nanos(self.config.keep_alive.0 / 2) };
+                        InitiatorState::Live { keep_alive_at: now + self.config.keep_alive_interval() };
                 }
             }
             InitiatorState::Draining { deadline, .. } if deadline <= now => self.end(None, sink),
@@ -529,7 +525,7 @@ impl Initiator {
         self.attempts = 0;
         self.last_error = None;
         self.timeout_check_at = now + self.timeout_check_interval();
-        self.state = InitiatorState::Live { keep_alive_at: now + Nanos(self.config.keep_alive.0 / 2) };
+        self.state = InitiatorState::Live { keep_alive_at: now + self.config.keep_alive_interval() };
         self.request_async_event(now);
     }
 
@@ -555,9 +551,12 @@ impl Initiator {
             self.lost_at = now;
         }
         let delay = backoff_delay(self.config.reconnect, self.attempts, now.since(self.lost_at));
-        self.attempts += 1;
+        self.attempts = self.attempts.saturating_add(1);
+        let is_closing = matches!(self.state, InitiatorState::Draining { .. });
+        let may_retry = !is_closing && (self.was_ever_live || self.config.retry_first_connection);
         match delay {
-            Some(delay) if self.was_ever_live && !cause.is_permanent() => {
+            Some(delay) if may_retry && !cause.is_permanent() => {
+                let delay = self.jitter.as_mut().map_or(delay, |random| with_jitter(delay, random));
                 self.last_error = Some(cause);
                 self.abort_commands(cause, sink);
                 self.state = InitiatorState::Backoff { until: now + delay };
@@ -585,7 +584,9 @@ impl Initiator {
                 if aborted.kind.is_internal() {
                     return;
                 }
-                let outcome_unknown = aborted.sent && !aborted.kind.is_retryable();
+                let outcome_unknown = aborted.sent
+                    && !aborted.kind.is_retryable()
+                    && !bug_injection::is_injected(InjectedBug::ForgetSentWrites);
                 let error = if outcome_unknown { Error::OutcomeUnknown } else { Error::Disconnected(cause) };
                 sink(aborted.token, Err(error));
             });

@@ -1,8 +1,23 @@
-//! The states of [`crate::initiator`] and the connection changes that it requests.
+//! The states of [`crate::initiator`], its constants, and the connection changes that it requests.
 
-use crate::controller_init::InitStep;
+use crate::controller_init::{ADMIN_QUEUE_ENTRIES, InitStep};
 use crate::error::ConnectionError;
 use octokv_base::Nanos;
+
+/// Interval of the CSTS reads while the controller is not ready.
+pub(crate) const READY_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
+/// Longest time that a close waits for commands in flight and for the shutdown.
+pub(crate) const DRAIN_TIMEOUT: Nanos = Nanos::from_secs(1);
+/// Token of a Keep Alive; the others are of the internal commands of their names.
+pub(crate) const KEEP_ALIVE_TOKEN: u64 = 0;
+pub(crate) const ASYNC_EVENT_TOKEN: u64 = 1;
+pub(crate) const CHANGED_LIST_TOKEN: u64 = 2;
+/// A step of initialization or rescan, or the Connect of an I/O queue; the state distinguishes them.
+pub(crate) const INIT_STEP_TOKEN: u64 = 3;
+pub(crate) const SHUTDOWN_TOKEN: u64 = 4;
+/// Slots that Keep Alives leave free on the admin queue: an event request, a rescan, a shutdown.
+pub(crate) const ADMIN_RESERVED_SLOTS: usize = 3;
+pub(crate) const ADMIN_QUEUE_DEPTH: u16 = ADMIN_QUEUE_ENTRIES as u16 - 1;
 
 /// Connection change for the owner of the sockets, to be executed in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@
 use crate::command::{Command, Response, Value};
 use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
-use crate::error::{ConnectionError, Error};
-use crate::session::{Session, SubmitError};
+use crate::error::{ConnectionError, Error, SubmitError};
+use crate::session::Session;
 use crate::url::Url;
 use octokv_base::{Key, Lba, Nanos};
 use octokv_runtime::kernel::{now, spawn_thread};
@@ -301,6 +301,7 @@ impl IoThread {
         loop {
             self.shared.thread_waker.begin_iteration();
             let now = now();
+            self.session.begin_iteration(now);
             let mut progress = self.take_commands(now);
             progress |= self.submit();
             let completed = &mut self.completed;

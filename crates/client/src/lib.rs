@@ -1,8 +1,9 @@
 //! The initiator: a client of a Key Value or block namespace over NVMe/TCP.
 //!
-//! Three interfaces, each built on the next: [`BlockingClient`] and [`Client`] (async, any executor) own an I/O thread;
-//! a [`Session`] is polled by its owner (the load generator, the simulator); the sans-I/O state machines below it
-//! ([`initiator`], [`queue_pair`]) perform no I/O.
+//! Four interfaces, each built on the last: [`BlockingClient`] and [`Client`] (async, any executor) own an I/O thread; a
+//! [`PollGroup`] holds the sessions of a reactor, whose tasks await their commands; a [`Session`] is polled by its owner
+//! (the load generator, the simulator); the sans-I/O state machines below them ([`initiator`], [`queue_pair`]) perform no
+//! I/O.
 //!
 //! ```no_run
 //! let client = octokv_client::BlockingClient::connect("nvme+tcp://127.0.0.1:4420/nqn.2026-11.io.octokv:node?nsid=1")?;
@@ -23,7 +24,9 @@
 //! - [`controller_init`]: the steps of controller initialization, as a table.
 //! - [`initiator`]: state machine of one controller: its queues, keep alive, connection loss and reconnection.
 //! - `initiator_state`: its states and the connection changes that it requests.
-//! - [`session`]: an initiator on sockets.
+//! - [`session`], `session_io`: an initiator on sockets, which it owns or which its reactor lends.
+//! - [`poll_group`]: the outgoing sessions of a reactor, on the reactor's sockets.
+//! - [`peer_session`], `peer_commands`: one of them, and its commands in flight as futures.
 //! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
 //! - [`bug_injection`]: injected bugs, which the tests must detect.
 //! - `io_thread`: the I/O thread of a [`Client`], which retries commands that are safe to retry.
@@ -44,9 +47,13 @@ pub mod initiator;
 mod initiator_state;
 mod io_thread;
 mod kv_commands;
+mod peer_commands;
+pub mod peer_session;
+pub mod poll_group;
 pub mod queue_pair;
 pub mod remote_device;
 pub mod session;
+mod session_io;
 pub mod url;
 
 pub use blocking::BlockingClient;
@@ -54,10 +61,12 @@ pub use client::Client;
 pub use command::{Command, Response, Value};
 pub use config::{ClientConfig, Reconnect};
 pub use controller_info::{BlockInfo, ControllerInfo};
-pub use error::{ConnectionError, Error};
+pub use error::{ConnectionError, Error, SubmitError};
 pub use octokv_wire::kv::StoreMode;
+pub use peer_session::{PeerConfig, PeerSession};
+pub use poll_group::{ConnectPeerError, PEERS_MAX, PollGroup};
 pub use remote_device::{RemoteDevice, RemoteSession};
-pub use session::{Session, SubmitError};
+pub use session::Session;
 pub use url::Url;
 
 /// Compiles the Rust examples of the manual.

@@ -284,9 +284,25 @@ fn a_closed_session_completes_commands_in_flight_and_leaves_no_controller() {
     fixture.session.close(now, |_, _| {});
     fixture.run_until(|fixture| fixture.session.ended().is_some());
     assert_eq!(fixture.session.ended(), Some(Error::Closed));
+    let closed_at = fixture.sockets.0.borrow().now;
+    assert!(
+        closed_at - now < Nanos::from_millis(100),
+        "the shutdown follows the last completion, not a timeout"
+    );
     assert!(matches!(fixture.completed[..], [(5, Ok(Response::NotFound))]), "{:?}", fixture.completed);
     fixture.step(Nanos(1));
     assert_eq!(node.controllers().len(), 0);
+}
+
+#[test]
+fn a_protocol_error_while_closing_ends_the_session() {
+    let mut fixture = SessionFixture::live(ClientConfig::default(), target(|_| {}));
+    fixture.session.submit(Command::Exist { key: key(b"k") }, 5).unwrap();
+    let now = fixture.sockets.0.borrow().now;
+    fixture.session.close(now, |_, _| {});
+    fixture.sockets.0.borrow_mut().corrupt = Some((Prng::new(1), 1));
+    fixture.run_until(|fixture| fixture.session.ended().is_some());
+    assert_eq!(fixture.session.connection_epoch(), 1, "a closing session does not reconnect");
 }
 
 #[test]

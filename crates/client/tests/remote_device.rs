@@ -1,13 +1,15 @@
 //! The remote device against a node that delays responses, closes connections, and loses power.
 
 use crate::support::block_node::BlockNodeSockets;
-use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
+use octokv_base::{Buffer, Key, Lba, Prng};
 use octokv_client::bug_injection::{InjectedBug, inject};
 use octokv_client::{ClientConfig, Error, Reconnect, RemoteDevice, RemoteSession};
 use octokv_device::{Device, DeviceError, Geometry, IoResult};
-use octokv_engine::conformance::{self, EngineFixture, key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, format, open};
-use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::conformance::{
+    self, EngineFixture, VolumeFixture, key_of, operation_of, record_of, value_of,
+};
+use octokv_engine::{AnyVolume, Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{FormatConfig, OpenConfig};
 use octokv_runtime::{DeviceHandle, block_on};
 use octokv_wire::{Status, nvm};
 use std::cell::RefCell;
@@ -254,38 +256,9 @@ fn unsupported_block_sizes_are_rejected() {
     assert_eq!(of(8192), Some(Error::BlockDataLength { have: 8192, block_bytes: 8192, max: 4096 }));
 }
 
-struct HashFixture {
-    unit_bytes: u32,
-    seed: u64,
-    durability: Durability,
-}
-
-fn pool() -> BufferPool {
-    BufferPool::new(64 << 20)
-}
-
-impl HashFixture {
-    fn format_config(&self) -> FormatConfig {
-        FormatConfig { seed: self.seed, unit_bytes: self.unit_bytes, ..FormatConfig::default() }
-    }
-}
-
-impl EngineFixture for HashFixture {
-    type Engine = HashEngine;
-
-    async fn format(&self, device: Rc<dyn Device>) {
-        format(&*device, &self.format_config()).await.expect("formats");
-    }
-
-    async fn open(&self, device: Rc<dyn Device>) -> Result<HashEngine, String> {
-        let config = OpenConfig { durability: self.durability, cores: 1 };
-        let volume = open(&device, &pool(), config, &self.format_config()).await;
-        Ok(HashEngine::new(volume.map_err(|error| error.to_string())?, 0, device, pool()))
-    }
-
-    async fn close(&self, engine: &HashEngine) {
-        engine.checkpoint(true).await.expect("closes");
-    }
+fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeFixture<AnyVolume> {
+    let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
+    VolumeFixture::new(format, OpenConfig { durability, cores: 1 })
 }
 
 #[test]
@@ -297,11 +270,10 @@ fn the_hash_engine_conforms_on_a_remote_device() {
         node.0.borrow_mut().data_pages_log2 = 1;
         let fixture = RemoteFixture::on(node, reconnect_forever());
         let device: Rc<dyn Device> = Rc::new(fixture.device());
-        let mut subject =
-            HashFixture { unit_bytes: block_bytes as u32, seed, durability: Durability::PowerSafe };
+        let mut subject = volume_fixture(block_bytes as u32, seed, Durability::PowerSafe);
         let step = RefCell::new(|| fixture.step());
         conformance::sequential(&subject, &device, seed, 600, &step);
-        subject.seed += 10;
+        subject.format.seed += 10;
         fixture.finish(EngineFixture::format(&subject, Rc::clone(&device)));
         let engine = Rc::new(fixture.finish(subject.open(Rc::clone(&device))).expect("opens"));
         conformance::concurrent(&[engine], seed, 400, |_| {
@@ -329,7 +301,7 @@ fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
     fixture.node.0.borrow_mut().random = Prng::new(seed ^ 7);
     fixture.node.0.borrow_mut().delay_one_in = 1 + random.below(4);
     let device: Rc<dyn Device> = Rc::new(fixture.device());
-    let subject = HashFixture { unit_bytes: 512, seed: 42, durability };
+    let subject = volume_fixture(512, 42, durability);
     fixture.finish(subject.format(Rc::clone(&device)));
     let engine = fixture.finish(subject.open(device)).expect("opens after format");
     let mut history = WriteHistory::default();
@@ -346,7 +318,8 @@ fn run_power_cut(seed: u64, durability: Durability) -> Result<(), String> {
         let key = key_of(random.below(12));
         let value = value_of(&key, operation, 8 + random.below(3000) as usize);
         history.attempted.entry(key.clone()).or_default().push(operation);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len());
+        let put =
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), value.len());
         match block_on(put, || _ = step()) {
             Ok(PutOutcome::Stored) => drop(history.stored.insert(key, operation)),
             Ok(other) => return Err(format!("a put completed with {other:?}")),

@@ -4,6 +4,7 @@
 mod block_commands;
 mod client;
 mod nvmf_target;
+mod peer_session;
 mod queue_pair;
 mod remote_device;
 mod support;

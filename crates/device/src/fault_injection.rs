@@ -168,6 +168,9 @@ impl Device for FaultDevice {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
+    fn preferred_write_bytes(&self) -> u32 {
+        self.inner.preferred_write_bytes()
+    }
     fn name(&self) -> &str {
         self.inner.name()
     }

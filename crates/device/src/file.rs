@@ -12,13 +12,21 @@ pub struct FileDevice {
     channel: DeviceHandle,
     file: FileId,
     geometry: Geometry,
+    preferred_write_bytes: u32,
     name: String,
 }
 
 impl FileDevice {
     /// The device of `file`. REQUIRES: `file` is open on `channel`.
     pub fn new(channel: DeviceHandle, file: FileId, geometry: Geometry, name: String) -> FileDevice {
-        FileDevice { channel, file, geometry, name }
+        let preferred_write_bytes = geometry.block_bytes;
+        FileDevice { channel, file, geometry, preferred_write_bytes, name }
+    }
+
+    /// The same device, whose writes need no read below from so many bytes on.
+    pub fn with_preferred_write(mut self, preferred_write_bytes: u32) -> FileDevice {
+        self.preferred_write_bytes = preferred_write_bytes;
+        self
     }
 
     fn offset(&self, at: Lba) -> u64 {
@@ -35,6 +43,9 @@ impl Drop for FileDevice {
 impl Device for FileDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+    fn preferred_write_bytes(&self) -> u32 {
+        self.preferred_write_bytes
     }
     fn name(&self) -> &str {
         &self.name

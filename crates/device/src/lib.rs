@@ -99,6 +99,11 @@ impl IoResult {
 pub trait Device {
     /// The shape of the device.
     fn geometry(&self) -> Geometry;
+    /// The size in bytes from which a write replaces whole blocks of the medium, so that it needs no read below: a power of
+    /// two, at least a block (NVMe: preferred write granularity).
+    fn preferred_write_bytes(&self) -> u32 {
+        self.geometry().block_bytes
+    }
     /// The name for logs and errors: a path, or the name of a test device.
     fn name(&self) -> &str;
     /// Fills `buffer` from the blocks at `at`. REQUIRES: the buffer's length is whole blocks.

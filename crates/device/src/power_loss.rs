@@ -1,14 +1,15 @@
-//! Power loss: a disk for tests that gives the image that a power loss at any write or flush can leave.
+//! Power loss: disks for tests that give the images that a power loss at any write or flush can leave.
 //!
 //! In: operations. Out: their completions, when [`PowerLossDisk::complete_one`] picks one, and for each past event the
-//! images that a power loss there can leave. Holds: the contents, and the history of all writes and flushes.
+//! images that a power loss there can leave. Holds: the contents, and the history of all writes and flushes. Disks of a
+//! group have one history: power is lost on all of them between the same two events.
 //!
 //! ```text
 //!   write ──▶ submitted ──complete──▶ cached ──flush completes──▶ durable
 //!                 │                      │
 //!                 └── power loss: whole, torn at 512 B, or lost ─┘
 //! ```
-//! Invariants: a write that completed before the start of a completed flush is in every later image; of any other
+//! Invariants: a write that completed before the start of a completed flush of its disk is in every later image; of any other
 //! write, an image holds none, some or all sectors, by the [`PowerLossMode`].
 //! Tested below and by the engine's `tests/hash_power_loss.rs`.
 
@@ -51,13 +52,15 @@ enum HistoryEvent {
     Completed {
         write: usize,
     },
-    /// A flush made all writes durable that had completed before event `since`.
+    /// A flush made all writes of a disk durable that had completed before event `since`.
     Flushed {
+        disk: usize,
         since: usize,
     },
 }
 
 struct LoggedWrite {
+    disk: usize,
     offset: usize,
     bytes: Rc<[u8]>,
 }
@@ -69,6 +72,7 @@ enum DiskOp {
 }
 
 struct QueuedOp {
+    disk: usize,
     op: DiskOp,
     completion: Rc<RefCell<CompletionSlot>>,
 }
@@ -79,62 +83,74 @@ struct CompletionSlot {
     waker: Option<Waker>,
 }
 
-struct DiskState {
-    contents: DiskImage,
-    initial_contents: DiskImage,
+/// The disks of a group.
+struct GroupState {
+    contents: Vec<DiskImage>,
+    initial_contents: Vec<DiskImage>,
     writes: Vec<LoggedWrite>,
     events: Vec<HistoryEvent>,
     queue: VecDeque<QueuedOp>,
 }
 
-/// The disk. Clones share its contents and history.
+/// One disk of a group. Clones share its contents, and all disks of a group their history.
 #[derive(Clone)]
 pub struct PowerLossDisk {
-    disk: Rc<RefCell<DiskState>>,
+    group: Rc<RefCell<GroupState>>,
+    /// Its index in the group.
+    index: usize,
     geometry: Geometry,
 }
 
 impl PowerLossDisk {
-    /// A disk with the contents of `image`.
+    /// A disk with the contents of `image`, in a group of its own.
     pub fn new(image: impl Into<DiskImage>, block_bytes: u32) -> PowerLossDisk {
-        let image = image.into();
-        let blocks = image.len() as u64 / u64::from(block_bytes);
-        let disk = DiskState {
-            initial_contents: image.clone(),
-            contents: image,
+        PowerLossDisk::group(vec![image.into()], block_bytes).remove(0)
+    }
+
+    /// A group of disks with these contents.
+    pub fn group(images: Vec<DiskImage>, block_bytes: u32) -> Vec<PowerLossDisk> {
+        let group = Rc::new(RefCell::new(GroupState {
+            initial_contents: images.clone(),
+            contents: images.clone(),
             writes: Vec::new(),
             events: Vec::new(),
             queue: VecDeque::new(),
+        }));
+        let geometry = |image: &DiskImage| Geometry {
+            block_bytes,
+            blocks: image.len() as u64 / u64::from(block_bytes),
+            volatile: false,
         };
-        PowerLossDisk {
-            disk: Rc::new(RefCell::new(disk)),
-            geometry: Geometry { block_bytes, blocks, volatile: false },
-        }
+        let disk =
+            |(index, image)| PowerLossDisk { group: Rc::clone(&group), index, geometry: geometry(image) };
+        images.iter().enumerate().map(disk).collect()
     }
 
-    /// Completes one operation in flight, selected by `random`. False if there is none.
+    /// Completes one operation in flight on any disk of the group, selected by `random`. False if there is none.
     pub fn complete_one(&self, random: &mut Prng) -> bool {
-        let mut disk = self.disk.borrow_mut();
-        let queued = disk.queue.len();
+        let mut group = self.group.borrow_mut();
+        let queued = group.queue.len();
         if queued == 0 {
             return false;
         }
-        let queued = disk.queue.remove(random.below(queued as u64) as usize).expect("within the queue");
+        let queued = group.queue.remove(random.below(queued as u64) as usize).expect("within the queue");
         let mut buffer = queued.completion.borrow_mut().buffer.take();
         match queued.op {
             DiskOp::Read { offset } => {
                 let into = buffer.as_mut().expect("a read has a buffer");
-                disk.contents.read(offset, into);
+                group.contents[queued.disk].read(offset, into);
             }
             DiskOp::Write { write } => {
-                let LoggedWrite { offset, bytes } = &disk.writes[write];
+                let LoggedWrite { offset, bytes, .. } = &group.writes[write];
                 let (offset, bytes) = (*offset, Rc::clone(bytes));
-                disk.contents.write(offset, &bytes);
-                disk.events.push(HistoryEvent::Completed { write });
+                group.contents[queued.disk].write(offset, &bytes);
+                group.events.push(HistoryEvent::Completed { write });
             }
-            DiskOp::Flush { since } => disk.events.push(HistoryEvent::Flushed { since }),
+            DiskOp::Flush { since } => {
+                group.events.push(HistoryEvent::Flushed { disk: queued.disk, since });
+            }
         }
-        drop(disk);
+        drop(group);
         let mut completion = queued.completion.borrow_mut();
         completion.result = Some(IoResult { buffer, result: Ok(()) });
         if let Some(waker) = completion.waker.take() {
@@ -143,19 +159,24 @@ impl PowerLossDisk {
         true
     }
 
-    /// The number of events so far: power can be lost after any of `0..=events()` of them.
+    /// Its index in its group.
+    pub fn index_in_group(&self) -> usize {
+        self.index
+    }
+
+    /// The number of events of the group so far: power can be lost after any of `0..=events()` of them.
     pub fn events(&self) -> usize {
-        self.disk.borrow().events.len()
+        self.group.borrow().events.len()
     }
 
     /// The current contents, with all completed writes.
     pub fn contents(&self) -> Vec<u8> {
-        self.disk.borrow().contents.to_vec()
+        self.group.borrow().contents[self.index].to_vec()
     }
 
     /// The current contents as an image: cheaper than [`PowerLossDisk::contents`].
     pub fn image(&self) -> DiskImage {
-        self.disk.borrow().contents.clone()
+        self.group.borrow().contents[self.index].clone()
     }
 
     /// An image that a power loss after the first `events` events can leave.
@@ -167,7 +188,8 @@ impl PowerLossDisk {
 
     fn submit(&self, op: DiskOp, buffer: Option<Buffer>) -> DeviceFuture {
         let completion = Rc::new(RefCell::new(CompletionSlot { result: None, buffer, waker: None }));
-        self.disk.borrow_mut().queue.push_back(QueuedOp { op, completion: Rc::clone(&completion) });
+        let queued = QueuedOp { disk: self.index, op, completion: Rc::clone(&completion) };
+        self.group.borrow_mut().queue.push_back(queued);
         DeviceFuture::boxed(poll_fn(move |context| {
             let mut completion = completion.borrow_mut();
             match completion.result.take() {
@@ -201,10 +223,10 @@ impl Device for PowerLossDisk {
         }
         let offset = at.0 as usize * self.geometry.block_bytes as usize;
         let write = {
-            let mut disk = self.disk.borrow_mut();
-            let write = disk.writes.len();
-            disk.writes.push(LoggedWrite { offset, bytes: Rc::from(&buffer[..]) });
-            disk.events.push(HistoryEvent::Submitted { write });
+            let mut group = self.group.borrow_mut();
+            let write = group.writes.len();
+            group.writes.push(LoggedWrite { disk: self.index, offset, bytes: Rc::from(&buffer[..]) });
+            group.events.push(HistoryEvent::Submitted { write });
             write
         };
         self.submit(DiskOp::Write { write }, Some(buffer))
@@ -218,56 +240,62 @@ impl Device for PowerLossDisk {
     }
 }
 
-/// A cursor over the history of a disk: makes the images of successive events cheap.
+/// A cursor over the history of a group of disks: makes the images of successive events cheap.
 pub struct DiskHistory {
     disk: PowerLossDisk,
-    /// The contents that are durable in every mode.
-    durable: DiskImage,
+    /// The contents of each disk that are durable in every mode.
+    durable: Vec<DiskImage>,
     /// Writes without a later flush in the order of submission, with the event of their completion.
     unflushed: Vec<(usize, Option<usize>)>,
     events_applied: usize,
 }
 
 impl DiskHistory {
-    /// The history of `disk`, before its first event.
+    /// The history of the group of `disk`, before its first event.
     pub fn of(disk: &PowerLossDisk) -> DiskHistory {
-        let durable = disk.disk.borrow().initial_contents.clone();
+        let durable = disk.group.borrow().initial_contents.clone();
         DiskHistory { disk: disk.clone(), durable, unflushed: Vec::new(), events_applied: 0 }
     }
 
     /// Advances to the state after `events` events.
     pub fn advance(&mut self, events: usize) {
-        let disk = self.disk.disk.borrow();
-        for (at, event) in disk.events.iter().enumerate().take(events).skip(self.events_applied) {
+        let group = self.disk.group.borrow();
+        for (at, event) in group.events.iter().enumerate().take(events).skip(self.events_applied) {
             match *event {
                 HistoryEvent::Submitted { write } => self.unflushed.push((write, None)),
                 HistoryEvent::Completed { write } => {
                     let unflushed = self.unflushed.iter_mut().find(|unflushed| unflushed.0 == write);
                     unflushed.expect("submitted before completed").1 = Some(at);
                 }
-                HistoryEvent::Flushed { since } => {
-                    let covered = |completed: Option<usize>| completed.is_some_and(|at| at < since);
+                HistoryEvent::Flushed { disk, since } => {
+                    let covered = |&(write, completed): &(usize, Option<usize>)| {
+                        group.writes[write].disk == disk && completed.is_some_and(|at| at < since)
+                    };
                     // The cache applies writes in the order of completion.
-                    let mut flushed: Vec<_> =
-                        self.unflushed.iter().copied().filter(|unflushed| covered(unflushed.1)).collect();
+                    let mut flushed: Vec<_> = self.unflushed.iter().copied().filter(covered).collect();
                     flushed.sort_by_key(|flushed| flushed.1);
                     for (write, _) in flushed {
-                        let LoggedWrite { offset, bytes } = &disk.writes[write];
-                        self.durable.write(*offset, bytes);
+                        let LoggedWrite { offset, bytes, .. } = &group.writes[write];
+                        self.durable[disk].write(*offset, bytes);
                     }
-                    self.unflushed.retain(|unflushed| !covered(unflushed.1));
+                    self.unflushed.retain(|unflushed| !covered(unflushed));
                 }
             }
         }
         self.events_applied = self.events_applied.max(events);
     }
 
-    /// An image that a power loss at this event can leave.
+    /// An image of the disk that a power loss at this event can leave.
     pub fn image(&self, mode: PowerLossMode, random: &mut Prng) -> DiskImage {
-        let mut image = self.durable.clone();
-        let disk = self.disk.disk.borrow();
+        self.images(mode, random).swap_remove(self.disk.index)
+    }
+
+    /// The images of the group's disks that a power loss at this event can leave.
+    pub fn images(&self, mode: PowerLossMode, random: &mut Prng) -> Vec<DiskImage> {
+        let mut images = self.durable.clone();
+        let group = self.disk.group.borrow();
         for &(write, completed) in &self.unflushed {
-            let LoggedWrite { offset, bytes } = &disk.writes[write];
+            let LoggedWrite { disk, offset, bytes } = &group.writes[write];
             for (index, sector) in bytes.chunks(SECTOR_BYTES).enumerate() {
                 let kept = match mode {
                     PowerLossMode::Lost => false,
@@ -281,11 +309,11 @@ impl DiskHistory {
                     }
                 };
                 if kept {
-                    image.write(offset + index * SECTOR_BYTES, sector);
+                    images[*disk].write(offset + index * SECTOR_BYTES, sector);
                 }
             }
         }
-        image
+        images
     }
 }
 
@@ -318,6 +346,26 @@ mod tests {
             0
         );
         assert_eq!(disk.image_after_power_loss(0, PowerLossMode::Kept, &mut random).to_vec()[0], 0);
+    }
+
+    #[test]
+    fn a_flush_of_one_disk_leaves_the_writes_of_another_unflushed() {
+        let disks = PowerLossDisk::group(vec![vec![0; 8192].into(), vec![0; 4096].into()], 4096);
+        assert_eq!([0, 1].map(|disk: usize| disks[disk].geometry().blocks), [2, 1]);
+        let mut random = Prng::new(5);
+        let mut complete_all = || while disks[0].complete_one(&mut random) {};
+        block_on(disks[1].write(Lba(0), block(2)), &mut complete_all);
+        block_on(disks[0].write(Lba(1), block(1)), &mut complete_all);
+        block_on(disks[0].flush(), &mut complete_all);
+        let mut history = DiskHistory::of(&disks[1]);
+        history.advance(disks[0].events());
+        let mut random = Prng::new(6);
+        let lost = history.images(PowerLossMode::Lost, &mut random);
+        assert_eq!((lost[0].to_vec()[4096], lost[1].to_vec()[0]), (1, 0));
+        let kept = history.images(PowerLossMode::Kept, &mut random);
+        assert_eq!((kept[0].to_vec()[4096], kept[1].to_vec()[0]), (1, 2));
+        assert_eq!(disks[1].contents()[0], 2);
+        assert!(history.image(PowerLossMode::Kept, &mut random) == kept[1]);
     }
 
     #[test]

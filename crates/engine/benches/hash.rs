@@ -7,10 +7,11 @@
 //! The strategies alternate within one process every 10 ms. Run with `cargo bench -p octokv-engine`.
 #![allow(clippy::disallowed_methods)] // A bench reads the clock.
 
-use octokv_base::{BufferPool, Key, Prng, value_offset};
+use octokv_base::{BufferPool, Key, Prng};
 use octokv_device::{Device, MemoryDevice, RamDisk};
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, open};
+use octokv_engine::hash::{HashEngine, open};
 use octokv_engine::{Durability, Engine, PrefetchStage, PutMode, PutOutcome};
+use octokv_engine::{FormatConfig, OpenConfig};
 use octokv_runtime::block_on;
 use std::future::Future;
 use std::pin::pin;
@@ -61,13 +62,13 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
     let bytes = keys as u64 * UNIT_BYTES as u64 * 2 + (64 << 20);
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(bytes, 512).expect("memory")));
     let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
-    let format_config = FormatConfig { unit_bytes: UNIT_BYTES as u32, ..FormatConfig::default() };
+    let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).expect("opens");
     (HashEngine::new(volume, 0, device, pool.clone()), pool)
 }
 
 fn put(engine: &HashEngine, pool: &BufferPool, key: &Key) {
-    let offset = value_offset(key.len());
+    let offset = octokv_engine::hash::record::LAYOUT.value_offset(key.len());
     let mut record = pool.take(offset + VALUE_BYTES).expect("a buffer of the bench");
     record[offset..].fill(7);
     let stored = poll_ready(engine.put(key, PutMode::Upsert, record, VALUE_BYTES));

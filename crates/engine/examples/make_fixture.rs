@@ -8,8 +8,9 @@ use octokv_base::{BufferPool, Prng};
 use octokv_device::Device;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, record_of, value_of};
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, format, open};
+use octokv_engine::hash::{HashEngine, format, open};
 use octokv_engine::{Durability, Engine, PutMode};
+use octokv_engine::{FormatConfig, OpenConfig};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -22,7 +23,7 @@ fn main() {
         disk.complete_one(&mut random);
     };
     let format_config =
-        FormatConfig { unit_bytes: 512, value_bytes_max: 64 << 10, seed: 1, ..FormatConfig::default() };
+        FormatConfig { unit_bytes: Some(512), value_bytes_max: 64 << 10, seed: 1, ..FormatConfig::default() };
     block_on(format(&*device, &format_config), &mut complete_io).expect("formats");
     let pool = BufferPool::new(1 << 20);
     let open_config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
@@ -35,10 +36,12 @@ fn main() {
         }
         let key = key_of(index);
         let value = value_of(&key, index, 100 + index as usize);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len());
+        let put =
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), value.len());
         block_on(put, &mut complete_io).expect("stores");
     }
     block_on(engine.delete(&key_of(3)), &mut complete_io).expect("deletes");
-    block_on(engine.write_durability_marker(), &mut complete_io).expect("marks");
+    block_on(octokv_engine::common::group_commit::write_durability_marker(&engine), &mut complete_io)
+        .expect("marks");
     std::fs::write(&path, disk.contents()).expect("writes the file");
 }

@@ -7,20 +7,21 @@
 //! two values, and values of another key.
 
 use crate::linearizability::{Call, CallHistory, CallResult, Observed};
-use crate::{DeleteOutcome, Engine, PutMode, PutOutcome};
-use octokv_base::{Buffer, Key, Prng, value_offset};
+use crate::{DeleteOutcome, Engine, FormatConfig, OpenConfig, PutMode, PutOutcome, Volume};
+use octokv_base::{Buffer, BufferPool, Key, Prng, RecordLayout};
 use octokv_device::Device;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// One engine under test.
+/// One engine under test: how it is formatted and opened.
 pub trait EngineFixture {
     /// The engine.
     type Engine: Engine + 'static;
@@ -28,8 +29,38 @@ pub trait EngineFixture {
     fn format(&self, device: Rc<dyn Device>) -> impl Future<Output = ()>;
     /// Opens the store on the device, also after a crash.
     fn open(&self, device: Rc<dyn Device>) -> impl Future<Output = Result<Self::Engine, String>>;
-    /// Shuts a store down cleanly.
-    fn close(&self, engine: &Self::Engine) -> impl Future<Output = ()>;
+}
+
+/// A volume of one device as a fixture, opened with a handle on core 0.
+pub struct VolumeFixture<V> {
+    /// The configuration of its format.
+    pub format: FormatConfig,
+    /// How it is opened.
+    pub open: OpenConfig,
+    /// Buffer memory of an opening, in bytes.
+    pub pool_bytes: usize,
+    volume: PhantomData<V>,
+}
+
+impl<V> VolumeFixture<V> {
+    /// With 64 MiB of buffers.
+    pub fn new(format: FormatConfig, open: OpenConfig) -> VolumeFixture<V> {
+        VolumeFixture { format, open, pool_bytes: 64 << 20, volume: PhantomData }
+    }
+}
+
+impl<V: Volume> EngineFixture for VolumeFixture<V> {
+    type Engine = V::Engine;
+
+    async fn format(&self, device: Rc<dyn Device>) {
+        V::format(&[device], &self.format).await.expect("formats");
+    }
+
+    async fn open(&self, device: Rc<dyn Device>) -> Result<V::Engine, String> {
+        let (pool, devices) = (BufferPool::new(self.pool_bytes), [device]);
+        let volume = V::open(&devices, &pool, self.open, &self.format).await;
+        Ok(volume.map_err(|error| error.to_string())?.engine(0, &devices, pool))
+    }
 }
 
 /// Runs futures concurrently, one poll at a time, in a random order. A future is polled only after it was woken, so a
@@ -132,8 +163,8 @@ pub fn operation_of(key: &Key, value: &[u8]) -> u64 {
 }
 
 /// The record buffer of a put, with the value at its offset.
-pub fn record_of(key: &Key, value: &[u8]) -> Buffer {
-    let offset = value_offset(key.len());
+pub fn record_of(layout: RecordLayout, key: &Key, value: &[u8]) -> Buffer {
+    let offset = layout.value_offset(key.len());
     let mut buffer = Buffer::zeroed(offset + value.len());
     buffer[offset..].copy_from_slice(value);
     buffer
@@ -245,7 +276,8 @@ pub fn run_operations<S: EngineFixture>(
             Operation::Put { key, mode, bytes } => {
                 let key = key_of(key);
                 let value = value_of(&key, step as u64, bytes);
-                let put = engine.put(&key, mode, record_of(&key, &value), value.len());
+                let put =
+                    engine.put(&key, mode, record_of(engine.record_layout(), &key, &value), value.len());
                 let want = match (mode, model.contains_key(&key)) {
                     (PutMode::AddOnly, true) => PutOutcome::Exists,
                     (PutMode::UpdateOnly, false) => PutOutcome::NotFound,
@@ -278,7 +310,7 @@ pub fn run_operations<S: EngineFixture>(
             Operation::List { start, limit } => assert_list_matches(&engine, &model, start, limit, idle),
             Operation::Reopen { clean } => {
                 if clean {
-                    block_on(fixture.close(&engine), idle);
+                    block_on(engine.close(), idle).expect("closes");
                 }
                 drop(engine);
                 engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens again");
@@ -373,7 +405,9 @@ async fn run_call<E: Engine>(
         0 | 1 => {
             let value = value_of(&key, operation, length);
             let id = call(Call::Put { operation, bytes: length as u32, mode: PutMode::Upsert });
-            let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
+            let put = engine
+                .put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), length)
+                .await;
             assert_eq!(put, Ok(PutOutcome::Stored));
             end(id, CallResult::Acknowledged);
         }

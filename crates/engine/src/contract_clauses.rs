@@ -11,7 +11,7 @@ use crate::{
     Capability, DeleteOutcome, Engine, EngineError, PartitionError, Partitions, PutMode, PutOptions,
     PutOutcome, PutValue, ScanEntry, ValueRange, value_digest,
 };
-use octokv_base::{Buffer, Key, Prng, RingPosition, RingRange, UnixTime, Version, value_offset};
+use octokv_base::{Buffer, Key, Prng, RingPosition, RingRange, UnixTime, Version};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +54,8 @@ impl<E: Engine> Clauses<'_, E> {
 
     fn try_put(&self, key: &Key, operation: u64, options: PutOptions) -> Result<PutOutcome, EngineError> {
         let value = value_of(key, operation, 100);
-        self.run(self.engine.put_with(key, PutValue::new(record_of(key, &value), 100), options))
+        let record = record_of(self.engine.record_layout(), key, &value);
+        self.run(self.engine.put_with(key, PutValue::new(record, 100), options))
     }
 
     fn put(&self, key: &Key, operation: u64, options: PutOptions) -> PutOutcome {
@@ -209,9 +210,11 @@ impl<E: Engine> Clauses<'_, E> {
         let key = key_of(6);
         let bytes = 3_000;
         let value = value_of(&key, 1, bytes);
+        let layout = self.engine.record_layout();
+        let value_at = layout.value_offset(key.len());
         for cuts in [vec![0, 1], vec![1, 2_999], vec![1_000, 2_000], vec![10, 10, 20], vec![3_000]] {
-            let mut record = Buffer::zeroed(value_offset(key.len()) + cuts[0]);
-            record[value_offset(key.len())..].copy_from_slice(&value[..cuts[0]]);
+            let mut record = Buffer::zeroed(value_at + cuts[0]);
+            record[value_at..].copy_from_slice(&value[..cuts[0]]);
             let mut more = Vec::new();
             for (at, &from) in cuts.iter().enumerate() {
                 let part = &value[from..cuts.get(at + 1).copied().unwrap_or(bytes)];
@@ -233,7 +236,7 @@ impl<E: Engine> Clauses<'_, E> {
             }
         }
         let short = PutValue {
-            record: record_of(&key, &value[..10]),
+            record: record_of(layout, &key, &value[..10]),
             more: Some([Buffer::zeroed(10)].into()),
             bytes: 21,
         };

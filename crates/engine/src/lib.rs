@@ -3,33 +3,54 @@
 //! # Layout
 //! - this file: the [`Engine`] trait: the contract of every engine.
 //! - [`operation`]: what operations take and give. [`error`]: why they fail. [`partition`]: the parts of a volume.
+//! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
+//! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
+//! - [`common`]: what engines are made of: superblocks, group commit, journal and replay, image streams, free space,
+//!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
 //! - [`memory`]: the contract's model: an engine without a device.
 //! - [`conformance`]: the test suite of every engine, against a model. [`contract_clauses`]: the clauses on versions,
 //!   expiry, ranges, scans and partitions.
+//! - [`volume_suite`]: power loss and damaged blocks, for any volume on one disk or several.
 //! - [`linearizability`]: whether what concurrent callers saw has an order.
 //! - [`bug_injection`]: deliberate bugs that test the tests.
 //! - `sync`: the atomics and the lock of the model-checked modules, replaceable by loom's.
 
 pub mod bug_injection;
+pub mod common;
 pub mod conformance;
 pub mod contract_clauses;
+pub mod engine_kind;
+pub mod engines;
 pub mod error;
 pub mod hash;
 pub mod linearizability;
 pub mod memory;
+pub mod open_error;
 pub mod operation;
 pub mod partition;
 mod sync;
+pub mod verify_report;
+pub mod volume;
+pub mod volume_suite;
 
+pub use engine_kind::{EngineKind, UnknownEngine};
+pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
+pub use open_error::{IndexMismatch, MetadataStructure, OpenError};
 pub use operation::{
     DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode, PutOptions, PutOutcome,
     PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
+pub use verify_report::{
+    Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
+    VerifyReport,
+};
+pub use volume::{DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo};
 
-use octokv_base::{Buffer, Key, RingRange, Version};
+use octokv_base::{Buffer, Key, RecordLayout, RingRange, Version};
+use octokv_runtime::ReactorHandle;
 use std::future::Future;
 
 /// Receives the keys of a listing one by one.
@@ -140,6 +161,16 @@ pub trait Engine {
     /// # Errors
     /// Device failures; after a failed flush the engine is read-only.
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
+    /// The volume's work in the background: checkpoints, deferred flushes, compaction. Ends when the volume is read-only or
+    /// has no such work. REQUIRES: exactly one core runs it while the volume is open. `report` receives each error.
+    fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()>;
+    /// Writes what makes the next opening fast. REQUIRES: no operation follows, on any core.
+    ///
+    /// # Errors
+    /// Device failures; acknowledged writes are safe nevertheless.
+    fn close(&self) -> impl Future<Output = Result<(), EngineError>>;
+    /// Where the buffer of a put has key and value.
+    fn record_layout(&self) -> RecordLayout;
     /// The core that has to run the operations of a key; `None` if any may.
     fn owner_core(&self, _key: &Key) -> Option<usize> {
         None

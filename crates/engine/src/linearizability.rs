@@ -4,6 +4,8 @@
 //! [`CheckResult`]. The search is Wing and Gong's (1993) with Lowe's cache of visited states (2017). Three rules
 //! prune it: values are unique, so a value with a pending read must not be overwritten; a read is taken as soon as it
 //! matches the state; a write of unknown outcome is taken only if a candidate call does not match the state otherwise.
+//! Of writes that no call can tell apart only one is tried: of those with a result the one that ended first, of the others
+//! the one that began first. In a legal order with another one of them the two can change places.
 //!
 //! Invariants: a write of unknown outcome may take effect at any time after its beginning, or never; a read of unknown
 //! outcome constrains nothing. The search visits at most [`STATES_MAX`] states and then returns
@@ -118,13 +120,16 @@ pub enum CheckResult {
 /// Maximum number of states that a search visits; bounds its memory and time.
 pub const STATES_MAX: usize = 100_000;
 
+/// The operation of a value that no call names.
+const NO_OPERATION: u64 = u64::MAX;
+
 /// Searches a legal order of the calls of one key.
 pub fn check_linearizable(start: KeyState, calls: &[CallRecord]) -> CheckResult {
     check_bounded(start, calls, STATES_MAX)
 }
 
 fn check_bounded(start: KeyState, calls: &[CallRecord], states_max: usize) -> CheckResult {
-    let mut search = Search { known: Vec::new(), unknown: Vec::new(), readers: FxHashMap::default() };
+    let mut search = Search::default();
     for record in calls {
         match (record.outcome, record.call) {
             (Some(_), _) => search.known.push(*record),
@@ -133,12 +138,32 @@ fn check_bounded(start: KeyState, calls: &[CallRecord], states_max: usize) -> Ch
         }
     }
     search.known.sort_by_key(|record| record.began);
+    search.unknown.sort_by_key(|record| record.began);
     for (index, record) in search.known.iter().enumerate() {
         if let Some(CallResult::Observed(Observed::Value(operation))) = record.outcome {
             search.readers.entry(operation).or_default().push(index);
         }
+        if let Some(CallResult::Observed(Observed::NotValue(operation))) = record.outcome {
+            search.told_apart.insert(operation);
+        }
     }
+    search.has_versions =
+        calls.iter().any(|record| matches!(record.call, Call::Put { mode: PutMode::IfVersion(_), .. }));
     search.run(start, states_max)
+}
+
+/// What a write does that no call names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AnonymousEffect {
+    /// It removes the value.
+    Removes,
+    /// It removes the value, or does nothing.
+    Deallocates,
+    /// It stores a value of this length, which is never read.
+    Stores {
+        /// In bytes.
+        bytes: u32,
+    },
 }
 
 /// The set of calls already ordered, and the state after them.
@@ -153,11 +178,16 @@ struct SearchState {
     state: KeyState,
 }
 
+#[derive(Default)]
 struct Search {
     /// Calls with a result, by their beginning.
     known: Vec<CallRecord>,
-    /// Writes of unknown outcome.
+    /// Writes of unknown outcome, by their beginning.
     unknown: Vec<CallRecord>,
+    /// Operations that a known read says the value is not of.
+    told_apart: FxHashSet<u64>,
+    /// Whether a call names the version of a value, and so its operation.
+    has_versions: bool,
     /// Indices of the known reads of the value of an operation.
     readers: FxHashMap<u64, Vec<usize>>,
 }
@@ -229,28 +259,80 @@ impl Search {
         self.readers.get(&operation).is_some_and(|readers| readers.iter().any(is_pending))
     }
 
-    /// Branches on deallocations that leave the block unchanged.
+    /// Branches on a deallocation that leaves the block unchanged.
     fn branch_deallocations(&self, taken: &SearchState, stack: &mut Vec<SearchState>) {
-        for index in self.candidates(taken).0 {
-            if self.known[index].call == Call::Deallocate {
-                let mut successor = taken.clone();
-                successor.take(index);
-                stack.push(successor);
+        let candidates = self.candidates(taken).0.into_iter();
+        let deallocations = candidates.filter(|&index| self.known[index].call == Call::Deallocate);
+        if let Some(index) = deallocations.min_by_key(|&index| self.known[index].ended) {
+            let mut successor = taken.clone();
+            successor.take(index);
+            stack.push(successor);
+        }
+    }
+
+    /// The state after a call; the operation of a value that no call names is left out.
+    fn apply(&self, record: &CallRecord, state: KeyState) -> Option<KeyState> {
+        let next = apply_call(record, state)?;
+        match (next, self.anonymous_effect(record)) {
+            (KeyState::Holds { bytes, .. }, Some(AnonymousEffect::Stores { .. })) => {
+                Some(KeyState::Holds { operation: NO_OPERATION, bytes })
             }
+            _ => Some(next),
+        }
+    }
+
+    /// Keeps one of the writes among the candidates that no call can tell apart: the one that ended first.
+    fn keep_first_of_equals(&self, candidates: &mut Vec<usize>) {
+        candidates.sort_by_key(|&index| self.known[index].ended);
+        let mut seen_effects = Vec::new();
+        candidates.retain(|&index| match self.anonymous_effect(&self.known[index]) {
+            Some(effect) if seen_effects.contains(&effect) => false,
+            Some(effect) => {
+                seen_effects.push(effect);
+                true
+            }
+            None => true,
+        });
+    }
+
+    /// The effect of a write, if no call can tell it from another write with the same effect.
+    fn anonymous_effect(&self, record: &CallRecord) -> Option<AnonymousEffect> {
+        if has_no_effect(record) {
+            return None;
+        }
+        match record.call {
+            Call::Delete => Some(AnonymousEffect::Removes),
+            Call::Deallocate => Some(AnonymousEffect::Deallocates),
+            Call::Put { operation, bytes, mode: PutMode::Upsert }
+                if !self.has_versions
+                    && !self.readers.contains_key(&operation)
+                    && !self.told_apart.contains(&operation) =>
+            {
+                Some(AnonymousEffect::Stores { bytes })
+            }
+            _ => None,
         }
     }
 
     /// Branches on every candidate that matches the state, and on writes of unknown outcome if one does not.
     fn branch_writes(&self, taken: &SearchState, horizon: u64, stack: &mut Vec<SearchState>) {
         let (mut next, _) = self.candidates(taken);
-        next.sort_by_key(|&index| std::cmp::Reverse(self.known[index].ended));
         let blocked = next.iter().any(|&index| apply_call(&self.known[index], taken.state).is_none());
+        self.keep_first_of_equals(&mut next);
+        next.reverse();
         let mut with_reader = Vec::new();
+        let mut seen_effects = Vec::new();
         for (index, record) in self.unknown.iter().enumerate() {
             if !blocked || record.began > horizon || taken.taken_unknown.contains(&index) {
                 continue;
             }
-            let Some(state) = apply_call(record, taken.state).filter(|state| *state != taken.state) else {
+            if let Some(effect) = self.anonymous_effect(record) {
+                if seen_effects.contains(&effect) {
+                    continue;
+                }
+                seen_effects.push(effect);
+            }
+            let Some(state) = self.apply(record, taken.state).filter(|state| *state != taken.state) else {
                 continue;
             };
             let mut successor = SearchState { state, ..taken.clone() };
@@ -261,7 +343,7 @@ impl Search {
             if is_read { with_reader.push(successor) } else { stack.push(successor) }
         }
         for index in next {
-            if let Some(state) = apply_call(&self.known[index], taken.state) {
+            if let Some(state) = self.apply(&self.known[index], taken.state) {
                 let mut successor = SearchState { state, ..taken.clone() };
                 successor.take(index);
                 stack.push(successor);

@@ -8,6 +8,11 @@ fn put(operation: u64) -> Call {
     Call::Put { operation, bytes: 10, mode: PutMode::Upsert }
 }
 
+/// A put whose value has a length of its own.
+fn put_of_own_length(operation: u64) -> Call {
+    Call::Put { operation, bytes: operation as u32, mode: PutMode::Upsert }
+}
+
 fn add(operation: u64) -> Call {
     Call::Put { operation, bytes: 10, mode: PutMode::AddOnly }
 }
@@ -101,6 +106,75 @@ fn many_concurrent_writes_are_checked_quickly() {
 }
 
 #[test]
+fn many_overlapping_writes_and_deallocations_are_checked_quickly() {
+    let done = Some(CallResult::Acknowledged);
+    let value = |operation| Some(CallResult::Observed(Observed::Value(operation)));
+    let mut calls: Vec<Row> = (1..=60).map(|at| (at, 1_000 + at, put(at), done)).collect();
+    calls.extend((61..=90).map(|at| (at, 1_000 + at, Call::Deallocate, done)));
+    calls.extend([(200, 201, Call::Get, value(20)), (202, 203, Call::Get, value(7))]);
+    calls.push((204, 205, Call::Get, Some(CallResult::Observed(Observed::Absent))));
+    assert!(is_linearizable(&calls));
+    calls.push((206, 207, Call::Get, value(20)));
+    assert!(!is_linearizable(&calls), "a value that was replaced does not return");
+}
+
+/// Whether some order of the calls is legal: tries all of them.
+fn has_legal_order(state: KeyState, calls: &[CallRecord], taken: u32) -> bool {
+    let untaken = || (0..calls.len()).filter(|index| taken & 1 << index == 0);
+    let known = || untaken().filter(|&index| calls[index].outcome.is_some());
+    if known().next().is_none() {
+        return true;
+    }
+    let horizon = known().map(|index| calls[index].ended).min().expect("there is one");
+    untaken().filter(|&index| calls[index].began <= horizon).any(|index| {
+        let taken = taken | 1 << index;
+        let is_unchanged = calls[index].call == Call::Deallocate && has_legal_order(state, calls, taken);
+        is_unchanged
+            || apply_call(&calls[index], state).is_some_and(|next| has_legal_order(next, calls, taken))
+    })
+}
+
+#[test]
+fn the_search_agrees_with_all_orders_of_few_calls() {
+    let mut random = octokv_base::Prng::new(1);
+    let mut counts = [0; 2];
+    for _ in 0..60_000 {
+        let mut calls = Vec::new();
+        for operation in 1..=2 + random.below(6) {
+            let bytes = 10 + random.below(2) as u32;
+            let mode =
+                [PutMode::Upsert, PutMode::Upsert, PutMode::Upsert, PutMode::AddOnly, PutMode::UpdateOnly]
+                    [random.below(5) as usize];
+            let seen = match random.below(8) {
+                0 => Observed::Absent,
+                1 => Observed::Present,
+                2 => Observed::Length(10 + random.below(2) as u32),
+                3 => Observed::NotValue(1 + random.below(6)),
+                _ => Observed::Value(1 + random.below(6)),
+            };
+            let (call, result) = match random.below(9) {
+                0 => (Call::Delete, CallResult::Acknowledged),
+                1 => (Call::Delete, CallResult::ConditionFailed),
+                2 => (Call::Deallocate, CallResult::Acknowledged),
+                3..6 => (Call::Put { operation, bytes, mode }, CallResult::Acknowledged),
+                6 => (Call::Put { operation, bytes, mode: PutMode::AddOnly }, CallResult::ConditionFailed),
+                _ => (Call::Get, CallResult::Observed(seen)),
+            };
+            let began = random.below(40);
+            let is_known = !random.one_in(4) || call == Call::Get;
+            let (outcome, ended) =
+                if is_known { (Some(result), began + 1 + random.below(25)) } else { (None, NEVER) };
+            calls.push(CallRecord { call, outcome, began, ended, durable: false });
+        }
+        let want = has_legal_order(KeyState::Missing, &calls, 0);
+        counts[usize::from(want)] += 1;
+        let found = check_linearizable(KeyState::Missing, &calls) == CheckResult::Linearizable;
+        assert_eq!(found, want, "{calls:?}");
+    }
+    assert!(counts[0] > 10_000 && counts[1] > 10_000, "{counts:?}");
+}
+
+#[test]
 fn a_deallocated_block_is_zeroed_or_unchanged() {
     use Call::{Deallocate, Get};
     let done = Some(CallResult::Acknowledged);
@@ -145,7 +219,7 @@ fn a_search_that_exceeds_its_bound_is_undecided() {
     let read = |operation| Some(CallResult::Observed(Observed::Value(operation)));
     // Seven overlapping writes, and a read of one of the values, or of another one.
     let calls = |operation| {
-        let mut calls: Vec<Row> = (1..=7).map(|at| (at, 100 + at, put(at), done)).collect();
+        let mut calls: Vec<Row> = (1..=7).map(|at| (at, 100 + at, put_of_own_length(at), done)).collect();
         calls.push((200, 201, Call::Get, read(operation)));
         records(&calls)
     };
@@ -168,7 +242,8 @@ fn a_history_fails_if_a_key_is_not_linearizable_or_undecided() {
     let [linearizable, contradictory, undecided] = [1, 2, 3].map(|index| Key::new(&[index]).unwrap());
     let mut history = CallHistory::default();
     let mut write_and_read = |key: &Key, writes: u64, read: u64| {
-        let ids: Vec<CallId> = (1..=writes).map(|at| history.begin(key.clone(), put(at))).collect();
+        let ids: Vec<CallId> =
+            (1..=writes).map(|at| history.begin(key.clone(), put_of_own_length(at))).collect();
         ids.into_iter().for_each(|id| history.end(id, CallResult::Acknowledged));
         let id = history.begin(key.clone(), Call::Get);
         history.end(id, CallResult::Observed(Observed::Value(read)));

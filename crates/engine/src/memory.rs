@@ -7,14 +7,15 @@
 //!
 //! Invariants: partitions do not overlap; every entry lies in a partition; a partition's used bytes are those of its
 //! entries and never exceed its size; the version of a key never decreases but by `forget_below`.
-//! Tested by `tests/memory.rs`, with [`crate::contract_clauses`].
+//! Tested by `tests/memory_contract.rs`, with [`crate::contract_clauses`].
 
 use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PartitionError, PartitionInfo,
     Partitions, PutMode, PutOptions, PutOutcome, PutValue, ScanEntry, ScanSink, StoredValue, ValueRange,
     value_digest,
 };
-use octokv_base::{Buffer, Key, RingPosition, RingRange, UnixTime, Version, value_offset};
+use octokv_base::{Buffer, Key, RecordLayout, RingPosition, RingRange, UnixTime, Version};
+use octokv_runtime::ReactorHandle;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -22,6 +23,9 @@ use std::sync::Arc;
 
 /// The wall clock: when a key expires is compared with it.
 pub type WallClock = Arc<dyn Fn() -> UnixTime + Send + Sync>;
+
+/// A value needs no header in memory: the buffer of a put has the key at its front.
+const RECORD_LAYOUT: RecordLayout = RecordLayout::new(0);
 
 /// The settings of a new volume.
 #[derive(Clone, Copy, Debug)]
@@ -200,7 +204,7 @@ impl Engine for MemoryEngine {
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        let front = value.record.get(value_offset(key.len())..).unwrap_or_default();
+        let front = value.record.get(RECORD_LAYOUT.value_offset(key.len())..).unwrap_or_default();
         let buffers = std::iter::once(front).chain(value.more.iter().flatten().map(|buffer| &buffer[..]));
         let bytes: Vec<u8> = buffers.flatten().copied().take(value.bytes).collect();
         if value.bytes > self.config.value_bytes_max || bytes.len() < value.bytes {
@@ -324,6 +328,16 @@ impl Engine for MemoryEngine {
 
     async fn flush(&self) -> Result<(), EngineError> {
         Ok(())
+    }
+
+    async fn maintain(&self, _handle: &ReactorHandle, _report: impl FnMut(EngineError)) {}
+
+    async fn close(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn record_layout(&self) -> RecordLayout {
+        RECORD_LAYOUT
     }
 
     fn statistics(&self) -> EngineStatistics {

@@ -44,7 +44,7 @@ impl From<PutMode> for PutOptions {
 #[derive(Debug)]
 pub struct PutValue {
     /// The front of the record: room for the engine's header and the key, then the value from
-    /// [`octokv_base::value_offset`] of the key's length on.
+    /// [`Engine::record_layout`](crate::Engine::record_layout)'s value offset of the key's length on.
     pub record: Buffer,
     /// The rest of the value, in order, if it does not lie in `record` alone.
     pub more: Option<Box<[Buffer]>>,
@@ -53,7 +53,7 @@ pub struct PutValue {
 }
 
 impl PutValue {
-    /// A value in one buffer, from [`octokv_base::value_offset`] of its key's length on.
+    /// A value in one buffer, from the engine's value offset of its key's length on.
     pub fn new(record: Buffer, bytes: usize) -> PutValue {
         PutValue { record, more: None, bytes }
     }

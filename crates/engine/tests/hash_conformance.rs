@@ -1,11 +1,12 @@
 //! The hash engine against the model, sequentially and concurrently, and its space under sustained overwrites.
 
 use crate::common::{self, HashFixture, small_volume, volatile_engine};
-use octokv_base::{Buffer, Key, Lba, Prng, value_offset};
+use octokv_base::{Buffer, Key, Lba, Prng};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_engine::HashKind;
 use octokv_engine::conformance::{self, EngineFixture, Operation, key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{HashEngine, HashKind, open};
+use octokv_engine::hash::{HashEngine, open};
 use octokv_engine::{DeleteOutcome, Durability, Engine, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use proptest::collection::vec;
@@ -46,7 +47,7 @@ proptest! {
         operations in operations(),
     ) {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
-        (fixture.format.unit_bytes, fixture.format.hash) = (unit_bytes, hash);
+        (fixture.format.unit_bytes, fixture.format.hash) = (Some(unit_bytes), hash);
         let disk = PowerLossDisk::new(vec![0; 8 << 20], 512);
         let device: Rc<dyn Device> = Rc::new(disk.clone());
         let mut random = Prng::new(order_of_completions);
@@ -73,7 +74,7 @@ fn a_memory_device_serves_without_a_journal() {
     for index in 0..500 {
         let key = key_of(index);
         let value = value_of(&key, index, 100);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
+        let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100);
         assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
     }
     for index in 0..500 {
@@ -89,7 +90,11 @@ fn overwrite_at(engine: &HashEngine, percent: u64, rounds: u64, least: u64, most
     let (mut random, mut model, mut next) = (Prng::new(percent), BTreeMap::new(), 0_u64);
     let put = |key: &Key, operation, length: usize| {
         let value = value_of(key, operation, length);
-        block_on(engine.put(key, PutMode::Upsert, record_of(key, &value), length), || ()).unwrap()
+        block_on(
+            engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), length),
+            || (),
+        )
+        .unwrap()
     };
     let used = || engine.statistics().used_bytes * 100 / engine.statistics().capacity_bytes;
     while used() < percent {
@@ -151,7 +156,7 @@ impl Device for NonvolatileMemory {
 fn space_is_used_again_with_a_journal_under_steady_overwrite_and_after_reopening() {
     for durability in [Durability::PowerSafe, Durability::Completed] {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
-        fixture.format.unit_bytes = 512;
+        fixture.format.unit_bytes = Some(512);
         let memory = MemoryDevice::new(RamDisk::new(64 << 20, 512).unwrap());
         let device: Rc<dyn Device> = Rc::new(NonvolatileMemory(memory));
         block_on(fixture.format(Rc::clone(&device)), || ());
@@ -172,7 +177,11 @@ fn a_full_store_keeps_serving_and_recovers_by_deletes() {
     let put = |index: u64, operation| {
         let key = key_of(index);
         let value = value_of(&key, operation, 3_000);
-        block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 3_000), || ()).unwrap()
+        block_on(
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 3_000),
+            || (),
+        )
+        .unwrap()
     };
     let stored = (0..).take_while(|&index| put(index, index) == PutOutcome::Stored).count() as u64;
     assert_eq!(engine.statistics().used_bytes, engine.statistics().capacity_bytes);
@@ -199,7 +208,7 @@ fn values_at_and_beyond_the_limit() {
         (2 << 20, PutOutcome::Stored),
         ((2 << 20) + 1, PutOutcome::TooLong),
     ] {
-        let record = Buffer::zeroed(value_offset(1) + bytes);
+        let record = Buffer::zeroed(engine.record_layout().value_offset(1) + bytes);
         assert_eq!(block_on(engine.put(&key, PutMode::Upsert, record, bytes), || ()), Ok(want), "{bytes}");
     }
     assert_eq!(block_on(engine.exist(&key), || ()), Ok(Some(2 << 20)));

@@ -4,9 +4,10 @@ use crate::common::HashFixture;
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::Capability;
+use octokv_engine::HashKind;
 use octokv_engine::conformance::EngineFixture;
 use octokv_engine::contract_clauses::Clauses;
-use octokv_engine::hash::{HashEngine, HashKind};
+use octokv_engine::hash::HashEngine;
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use std::rc::Rc;
 fn holds(hash: HashKind, clause: impl Fn(&Clauses<'_, HashEngine>)) {
     let mut fixture = HashFixture::default();
     fixture.format.hash = hash;
-    fixture.format.unit_bytes = 512;
+    fixture.format.unit_bytes = Some(512);
     fixture.format.value_bytes_max = 64 << 10;
     let (disk, mut random) = (PowerLossDisk::new(vec![0; 4 << 20], 512), Prng::new(1));
     let idle = RefCell::new(|| {

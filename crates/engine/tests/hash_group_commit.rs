@@ -1,12 +1,12 @@
 //! Group commit: which writes wait for which, and what a failed one leaves.
 
 use crate::common::traced_memory::{TracedVolume, poll_once};
-use octokv_base::{Key, Lba, value_offset};
+use octokv_base::{Key, Lba};
 use octokv_device::DeviceError;
 use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::HashEngine;
-use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{DeleteOutcome, Durability, Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::pin::pin;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ const AREAS: u64 = 32 + 2 * 8 * 62;
 
 fn put(engine: &HashEngine, key: &Key, operation: u64, bytes: usize) -> Result<PutOutcome, EngineError> {
     let value = value_of(key, operation, bytes);
-    block_on(engine.put(key, PutMode::Upsert, record_of(key, &value), bytes), || ())
+    block_on(engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), bytes), || ())
 }
 
 fn stored_operation(engine: &HashEngine, key: &Key) -> Option<u64> {
@@ -28,17 +28,23 @@ fn stored_operation(engine: &HashEngine, key: &Key) -> Option<u64> {
 #[test]
 fn records_of_up_to_128_kib_are_written_beside_their_batch_and_longer_ones_delay_no_other_put() {
     let (long, short) = (Key::new(b"long").unwrap(), Key::new(b"short").unwrap());
-    let limit = (128 << 10) - value_offset(long.len());
+    let limit = (128 << 10) - octokv_engine::hash::record::LAYOUT.value_offset(long.len());
     for (value_bytes, is_concurrent) in [(limit, true), (limit + 1, false)] {
         let TracedVolume { engine, trace, .. } = TracedVolume::new(Durability::PowerSafe, 16 << 20);
         trace.held_from_bytes.set(128 << 10);
         let value = value_of(&long, 1, value_bytes);
-        let mut long_put = pin!(engine.put(&long, PutMode::Upsert, record_of(&long, &value), value_bytes));
+        let mut long_put = pin!(engine.put(
+            &long,
+            PutMode::Upsert,
+            record_of(engine.record_layout(), &long, &value),
+            value_bytes
+        ));
         assert!(poll_once(&mut long_put).is_none(), "its record is held");
         let journal_writes = trace.writes.borrow().iter().filter(|(_, bytes)| *bytes < 64 << 10).count();
         assert_eq!(journal_writes, if is_concurrent { 2 } else { 0 }, "{value_bytes} bytes");
         let value = value_of(&short, 2, 100);
-        let mut short_put = pin!(engine.put(&short, PutMode::Upsert, record_of(&short, &value), 100));
+        let mut short_put =
+            pin!(engine.put(&short, PutMode::Upsert, record_of(engine.record_layout(), &short, &value), 100));
         assert_eq!(poll_once(&mut short_put).is_some(), !is_concurrent, "{value_bytes} bytes");
         trace.held_from_bytes.set(0);
         assert_eq!(poll_once(&mut long_put), Some(Ok(PutOutcome::Stored)));
@@ -70,7 +76,12 @@ fn a_put_is_acknowledged_only_after_the_records_of_its_whole_batch_are_written()
     let keys: Vec<Key> = (0..5).map(key_of).collect();
     let start = |index: usize, bytes: usize| {
         let value = value_of(&keys[index], 1, bytes);
-        Box::pin(engine.put(&keys[index], PutMode::Upsert, record_of(&keys[index], &value), bytes))
+        Box::pin(engine.put(
+            &keys[index],
+            PutMode::Upsert,
+            record_of(engine.record_layout(), &keys[index], &value),
+            bytes,
+        ))
     };
     // Three leaders are held before their flushes; the changes of two more puts share the next batch.
     trace.holds_flushes.set(true);
@@ -108,7 +119,12 @@ fn assert_failed_records_change_nothing(fails_first: bool) {
     let before = engine.statistics().used_bytes;
     let start = |index: usize, bytes: usize| {
         let value = value_of(&keys[index], 2, bytes);
-        Box::pin(engine.put(&keys[index], PutMode::Upsert, record_of(&keys[index], &value), bytes))
+        Box::pin(engine.put(
+            &keys[index],
+            PutMode::Upsert,
+            record_of(engine.record_layout(), &keys[index], &value),
+            bytes,
+        ))
     };
     trace.holds_flushes.set(true);
     trace.held_from_bytes.set(40_000);
@@ -155,7 +171,8 @@ fn a_volume_is_idle_without_changes_in_flight_and_after_a_failed_write() {
     let value = value_of(&key, 1, 100);
     assert!(engine.volume().is_idle());
     trace.holds_flushes.set(true);
-    let mut held = pin!(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100));
+    let mut held =
+        pin!(engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100));
     assert!(poll_once(&mut held).is_none());
     assert!(!engine.volume().is_idle());
     trace.holds_flushes.set(false);
@@ -164,4 +181,50 @@ fn a_volume_is_idle_without_changes_in_flight_and_after_a_failed_write() {
     plan.add(FaultRule::always(OpFilter::Flush, InjectedFault::Error(5)).once(0));
     assert!(put(&engine, &key, 2, 100).is_err());
     assert!(engine.volume().is_idle() && engine.volume().is_read_only());
+}
+
+/// A leader that waited for journal space wrote a batch after the failure. It held the next change of the failed put's key,
+/// with the same predecessor, and replay gave the key two records: one outlived a delete.
+#[test]
+fn no_batch_is_written_after_a_failed_one() {
+    let mut volume = TracedVolume::new(Durability::PowerSafe, 4 << 20);
+    let (engine, trace) = (Rc::clone(&volume.engine), Rc::clone(&volume.trace));
+    let (key, other) = (key_of(1), key_of(2));
+    // Room for one more batch: the ring has 8 batches of 62 units, and two stay free.
+    for operation in 0..6 * 62 {
+        assert_eq!(put(&engine, &key, operation, 100), Ok(PutOutcome::Stored));
+    }
+    let start = |key: &Key, operation: u64, bytes: usize| {
+        let value = value_of(key, operation, bytes);
+        let (engine, key) = (Rc::clone(&engine), key.clone());
+        Box::pin(async move {
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), bytes).await
+        })
+    };
+    // The batch is written, its record is not; the next change of the key waits for the first.
+    trace.held_from_bytes.set(40_000);
+    trace.held_writes_fail.set(true);
+    let mut failing = start(&key, 1_000, 50_000);
+    assert!(poll_once(&mut failing.as_mut()).is_none());
+    let mut next = start(&key, 1_001, 100);
+    assert!(poll_once(&mut next.as_mut()).is_none());
+    // Another leader writes a checkpoint first.
+    trace.holds_flushes.set(true);
+    let mut leading = start(&other, 1_002, 100);
+    assert!(poll_once(&mut leading.as_mut()).is_none());
+    let journal = FaultRule::within(OpFilter::Write, Lba(32), Lba(AREAS), InjectedFault::Error(5));
+    volume.plan.add(journal.once(0));
+    trace.held_from_bytes.set(0);
+    assert_eq!(poll_once(&mut failing.as_mut()), Some(Err(EngineError::from(DeviceError::Io(5)))));
+    assert_eq!(poll_once(&mut next.as_mut()), Some(Err(EngineError::ReadOnly)));
+    trace.writes.borrow_mut().clear();
+    trace.holds_flushes.set(false);
+    assert_eq!(poll_once(&mut leading.as_mut()), Some(Err(EngineError::ReadOnly)));
+    let is_journal = |&(lba, _): &(u64, usize)| (32..AREAS).contains(&lba);
+    assert_eq!(trace.writes.borrow().iter().filter(|write| is_journal(write)).count(), 0);
+    drop((failing, next, leading, engine));
+    volume.reopen();
+    assert_eq!(volume.engine.statistics().keys, 1);
+    assert_eq!(block_on(volume.engine.delete(&key), || ()), Ok(DeleteOutcome::Deleted));
+    assert_eq!(stored_operation(&volume.engine, &key), None);
 }

@@ -5,9 +5,10 @@ use crate::common::{HashFixture, volatile_engine};
 use octokv_base::{Buffer, Lba, Nanos, Prng};
 use octokv_device::fault_injection::{FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::{Device, DeviceError, MemoryDevice, RamDisk};
+use octokv_engine::common::superblock::{SUPERBLOCK_BYTES, UncheckedSuperblock};
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, record_of, value_of};
 use octokv_engine::hash::HashEngine;
-use octokv_engine::hash::superblock::{SUPERBLOCK_BYTES, UncheckedSuperblock};
+use octokv_engine::hash::superblock::HashSuperblock;
 use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
@@ -63,7 +64,10 @@ impl MaintainedVolume {
     fn put(&self, index: u64) -> Result<PutOutcome, EngineError> {
         let key = key_of(index);
         let value = value_of(&key, index, 100);
-        block_on(self.engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), || ())
+        block_on(
+            self.engine.put(&key, PutMode::Upsert, record_of(self.engine.record_layout(), &key, &value), 100),
+            || (),
+        )
     }
 
     fn put_all(&self, indexes: std::ops::Range<u64>) {
@@ -95,12 +99,12 @@ fn format_and_each_opening_leave_an_intact_superblock_in_every_slot() {
     let traced = TracingMemory { memory: MemoryDevice::new(memory), trace: Rc::default() };
     let device: Rc<dyn Device> = Rc::new(traced);
     let mut fixture = HashFixture::default();
-    fixture.format.unit_bytes = BLOCK_BYTES as u32;
+    fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);
     let generation = |slot: u64| {
         let read = device.read(Lba(slot * 8), Buffer::zeroed(SUPERBLOCK_BYTES));
         let bytes = block_on(read, || ()).into_read().unwrap();
         UncheckedSuperblock(bytes[..].try_into().unwrap())
-            .check()
+            .check::<HashSuperblock>()
             .ok()
             .map(|found| (found.generation, found.incarnation))
     };

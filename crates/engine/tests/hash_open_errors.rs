@@ -6,13 +6,15 @@ use crate::corrupt_images::{IMAGE, fix_checksum};
 use octokv_base::Prng;
 use octokv_device::Device;
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_engine::conformance::{EngineFixture, key_of, record_of};
-use octokv_engine::hash::superblock::{
+use octokv_engine::common::superblock::{
     SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock, SuperblockError, SuperblockField,
     UncheckedSuperblock,
 };
-use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError, open};
+use octokv_engine::conformance::{EngineFixture, key_of, record_of};
+use octokv_engine::hash::open;
+use octokv_engine::hash::superblock::HashSuperblock;
 use octokv_engine::{Engine, EngineError, PutMode, VolumePlace};
+use octokv_engine::{IndexMismatch, MetadataStructure, OpenError};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -32,10 +34,11 @@ fn open_error(image: Vec<u8>) -> OpenError {
     opened.err().expect("the volume is damaged")
 }
 
-fn superblock() -> Superblock {
+fn superblock() -> HashSuperblock {
     let slots = IMAGE.chunks(STRIDE).take(4);
-    let slots = slots
-        .filter_map(|slot| UncheckedSuperblock(slot[..SUPERBLOCK_BYTES].try_into().unwrap()).check().ok());
+    let slots = slots.filter_map(|slot| {
+        UncheckedSuperblock(slot[..SUPERBLOCK_BYTES].try_into().unwrap()).check::<HashSuperblock>().ok()
+    });
     slots.max_by_key(|superblock| superblock.generation).unwrap()
 }
 
@@ -185,7 +188,11 @@ fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
     };
     block_on(fixture.format(Rc::clone(&device)), &mut complete_io);
     let engine = block_on(fixture.open(device), &mut complete_io).unwrap();
-    block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &[7; 100]), 100), &mut complete_io).unwrap();
+    block_on(
+        engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &[7; 100]), 100),
+        &mut complete_io,
+    )
+    .unwrap();
     let mut image = disk.contents();
     let is_batch = |&at: &usize| image[at..].starts_with(b"OKVJ");
     let batches: Vec<usize> = (0..image.len()).step_by(UNIT_BYTES).filter(is_batch).collect();
@@ -202,7 +209,7 @@ fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
 fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     const CLAIMED_BYTES: u64 = 80 << 20;
     const READ_BYTES_MAX: usize = 64 << 20;
-    let mut superblock = Superblock { area_units: CLAIMED_BYTES / UNIT_BYTES as u64, ..superblock() };
+    let mut superblock = HashSuperblock { area_units: CLAIMED_BYTES / UNIT_BYTES as u64, ..superblock() };
     superblock.checkpoint.area = Some(0);
     superblock.checkpoint.bytes = CLAIMED_BYTES;
     superblock.data_start_unit = superblock.area_start_unit(0, 4);

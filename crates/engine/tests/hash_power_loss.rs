@@ -8,69 +8,25 @@ use octokv_device::fault_injection::{
 };
 use octokv_device::power_loss::{DiskHistory, PowerLossDisk, PowerLossMode};
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
-use octokv_engine::conformance::{
-    EngineFixture, TaskSet, key_of, operation_of, random_length, record_of, value_of,
-};
-use octokv_engine::hash::{HashEngine, superblock};
+use octokv_engine::common::group_commit::write_durability_marker;
+use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
+use octokv_engine::common::superblock_io::{check_slots, newest};
+use octokv_engine::conformance::{EngineFixture, key_of, operation_of, random_length, record_of, value_of};
+use octokv_engine::hash::superblock::HashSuperblock;
+use octokv_engine::hash::{HashEngine, HashVolume};
+use octokv_engine::volume_suite::{self, CallTrace, KEYS, VolumeSuite};
 use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
 use octokv_runtime::block_on;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 
-const KEYS: u64 = 24;
 const DISK_BYTES: usize = 1 << 20;
-
-/// A write or delete, with its start and acknowledgement by the test's clock and the disk's events.
-struct TracedCall {
-    key: Key,
-    /// `None` deletes.
-    operation: Option<u64>,
-    began: (u64, usize),
-    acknowledged: Option<(u64, usize)>,
-}
-
-#[derive(Default)]
-struct CallTrace {
-    clock: u64,
-    calls: Vec<TracedCall>,
-}
-
-impl CallTrace {
-    fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
-    }
-
-    /// The values that a key may have after a power loss at `events`: those of writes that had begun, except those that a
-    /// later acknowledged write replaced.
-    fn allowed(&self, key: &Key, events: usize) -> Vec<Option<u64>> {
-        let begun = self.calls.iter().filter(|call| call.key == *key && call.began.1 <= events);
-        let begun: Vec<&TracedCall> = begun.collect();
-        let acknowledged = |call: &&&TracedCall| call.acknowledged.is_some_and(|(_, at)| at <= events);
-        let is_replaced = |at: u64| begun.iter().filter(acknowledged).any(|call| call.began.0 > at);
-        let mut allowed = Vec::new();
-        if !is_replaced(0) {
-            allowed.push(None);
-        }
-        for call in &begun {
-            let ended = call.acknowledged.filter(|(_, at)| *at <= events);
-            if ended.is_none_or(|(at, _)| !is_replaced(at)) {
-                allowed.push(call.operation);
-            }
-        }
-        allowed
-    }
-
-    fn allowed_of_all(&self, events: usize) -> Vec<Vec<Option<u64>>> {
-        (0..KEYS).map(|index| self.allowed(&key_of(index), events)).collect()
-    }
-}
 
 fn fixture() -> HashFixture {
     let mut fixture = HashFixture::default();
-    fixture.format.unit_bytes = 512;
+    fixture.format.unit_bytes = Some(512);
     fixture.format.value_bytes_max = 64 << 10;
     fixture
 }
@@ -84,93 +40,31 @@ fn open(image: impl Into<DiskImage>) -> Result<(PowerLossDisk, HashEngine), Stri
     Ok((disk, engine))
 }
 
-async fn run_call(
-    engine: Rc<HashEngine>,
-    trace: Rc<RefCell<CallTrace>>,
-    disk: PowerLossDisk,
-    operation: u64,
-    random: RefCell<Prng>,
-) {
-    let key = key_of(random.borrow_mut().below(KEYS));
-    let stores = (!random.borrow_mut().one_in(4)).then_some(operation);
-    let id = {
-        let mut trace = trace.borrow_mut();
-        let began = (trace.tick(), disk.events());
-        trace.calls.push(TracedCall { key: key.clone(), operation: stores, began, acknowledged: None });
-        trace.calls.len() - 1
-    };
-    match stores {
-        Some(operation) => {
-            let length = random_length(&mut random.borrow_mut(), 5_000);
-            let value = value_of(&key, operation, length);
-            let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length).await;
-            assert_eq!(put, Ok(PutOutcome::Stored));
-        }
-        None => drop(engine.delete(&key).await.expect("no fault")),
-    }
-    let mut trace = trace.borrow_mut();
-    let at = (trace.tick(), disk.events());
-    trace.calls[id].acknowledged = Some(at);
-}
-
-/// Runs `operations` puts and deletes, up to six at once, on a fresh volume.
-fn run_traced(seed: u64, operations: u64) -> (PowerLossDisk, CallTrace) {
-    let mut random = Prng::new(seed);
-    let disk = PowerLossDisk::new(vec![0; DISK_BYTES], 512);
-    let mut complete_io = || {
-        disk.complete_one(&mut random);
-    };
-    block_on(fixture().format(Rc::new(disk.clone())), &mut complete_io);
-    let (disk, engine) = open(disk.contents()).expect("opens");
-    let engine = Rc::new(engine);
-    let trace = Rc::new(RefCell::new(CallTrace::default()));
-    let mut tasks = TaskSet::default();
-    for operation in 1..=operations {
-        let random_of_call = RefCell::new(random.fork());
-        tasks.add(run_call(Rc::clone(&engine), Rc::clone(&trace), disk.clone(), operation, random_of_call));
-        if random.one_in(50) {
-            let engine = Rc::clone(&engine);
-            tasks.add(async move { engine.checkpoint(false).await.expect("no fault") });
-        }
-        while tasks.len() >= 6 {
-            if random.one_in(2) || !tasks.step(&mut random) {
-                disk.complete_one(&mut random);
-            }
-        }
-    }
-    tasks.run(&mut random, |random| disk.complete_one(random));
-    assert!(operations < 300 || engine.statistics().checkpoints > 1);
+fn suite() -> VolumeSuite<Arc<HashVolume>> {
+    let fixture = fixture();
+    let mut suite = VolumeSuite::new(fixture.format, fixture.open_config(), vec![DISK_BYTES], 512);
+    suite.background =
+        |engine: Rc<HashEngine>| Box::pin(async move { engine.checkpoint(false).await.expect("no fault") });
     // As maintenance does when idle: recovery then distinguishes corruption from torn writes.
-    let mut complete_io = || {
-        disk.complete_one(&mut random);
+    suite.settle = |engine: Rc<HashEngine>| {
+        Box::pin(async move { write_durability_marker(&*engine).await.expect("marks") })
     };
-    block_on(engine.write_durability_marker(), &mut complete_io).expect("marks");
-    drop((tasks, engine));
-    (disk, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
+    suite
 }
 
-/// The operation that each key holds, in the order of the keys; `None` if it holds nothing.
-fn found_operations(disk: &PowerLossDisk, engine: &HashEngine, context: &str) -> Vec<Option<u64>> {
-    let mut random = Prng::new(2);
-    let mut read = |key: Key| {
-        let found = block_on(engine.get(&key), || {
-            disk.complete_one(&mut random);
-        });
-        let found = found.unwrap_or_else(|fault| panic!("{context}: {key}: {fault}"));
-        found.map(|value| operation_of(&key, value.as_bytes()))
-    };
-    (0..KEYS).map(|index| read(key_of(index))).collect()
+/// A run whose last superblock tells that checkpoints were written while it ran.
+fn run_traced(seed: u64, operations: u64) -> (PowerLossDisk, CallTrace) {
+    let (mut disks, trace) = suite().run_traced(seed, operations);
+    let superblock = superblock_of(&disks[0].image());
+    assert!(operations < 300 || superblock.checkpoint.id & 0xff_ffff > 1, "{:?}", superblock.checkpoint);
+    (disks.remove(0), trace)
 }
 
-/// Each key has one of the values that it may have after a power loss.
-fn assert_allowed(allowed: &[Vec<Option<u64>>], found: &[Option<u64>], context: &str) {
-    for (index, (allowed, found)) in allowed.iter().zip(found).enumerate() {
-        let key = key_of(index as u64);
-        assert!(allowed.contains(found), "{context}: {key} holds {found:?}, of {allowed:?}");
-    }
+/// The value of each key, or its error.
+fn read_all(disk: &PowerLossDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Option<u64>, EngineError>> {
+    (0..KEYS).map(key_of).zip(volume_suite::read_all(disk, engine)).collect()
 }
 
-/// Each key of a volume has one of the values that it may have after a power loss at `events`.
 fn assert_durability(
     disk: &PowerLossDisk,
     engine: &HashEngine,
@@ -178,14 +72,14 @@ fn assert_durability(
     events: usize,
     context: &str,
 ) {
-    assert_allowed(&trace.allowed_of_all(events), &found_operations(disk, engine, context), context);
+    volume_suite::assert_durability(&volume_suite::read_all(disk, engine), trace, events, context);
 }
 
 #[test]
 fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
     let (disk, trace) = run_traced(7, 2_000);
     assert!(disk.events() > 6_000, "{} events", disk.events());
-    assert_durability_at_events(&disk, &trace, 1);
+    suite().lose_power_at_events(&[disk], &trace, 1);
 }
 
 /// The suite that judges mutants: short enough for hundreds of runs.
@@ -193,74 +87,27 @@ fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
 fn acknowledged_writes_survive_power_loss_at_sampled_events() {
     let (disk, trace) = run_traced(9, 700);
     assert!(disk.events() > 2_000, "{} events", disk.events());
-    assert_durability_at_events(&disk, &trace, 5);
-}
-
-/// Loses power after every `step`th event, in every mode, and opens the volume. What a volume holds depends on its image
-/// alone: of equal images, as successive events often leave them, only the first is opened.
-fn assert_durability_at_events(disk: &PowerLossDisk, trace: &CallTrace, step: usize) {
-    const REMEMBERED: usize = 8;
-    let (mut history, mut random) = (DiskHistory::of(disk), Prng::new(3));
-    let mut opened: VecDeque<(DiskImage, Vec<Option<u64>>)> = VecDeque::new();
-    let total = disk.events();
-    for events in (0..=total).step_by(step) {
-        history.advance(events);
-        let allowed = trace.allowed_of_all(events);
-        // `run_traced` formatted the volume before the first event.
-        for mode in PowerLossMode::ALL {
-            let context = format!("power loss at {events} of {total}, {mode:?}");
-            let image = history.image(mode, &mut random);
-            let known = opened.iter().position(|(known, _)| *known == image);
-            let entry = match known {
-                Some(at) => opened.remove(at).expect("found"),
-                None => {
-                    let opened = open(image.clone());
-                    let (after, engine) = opened.unwrap_or_else(|error| panic!("{context}: {error}"));
-                    (image, found_operations(&after, &engine, &context))
-                }
-            };
-            assert_allowed(&allowed, &entry.1, &context);
-            opened.push_front(entry);
-            opened.truncate(REMEMBERED);
-        }
-    }
+    suite().lose_power_at_events(&[disk], &trace, 5);
 }
 
 #[test]
 fn acknowledged_writes_survive_a_second_power_loss_during_recovery() {
     let (disk, trace) = run_traced(8, 400);
-    let (mut history, mut random) = (DiskHistory::of(&disk), Prng::new(4));
-    for events in (0..=disk.events()).step_by(7) {
-        history.advance(events);
-        let first = PowerLossMode::ALL[random.below(4) as usize];
-        let image = history.image(first, &mut random);
-        let (recovering, _engine) = open(image).expect("opens");
-        let mut history_of_recovery = DiskHistory::of(&recovering);
-        for again in 0..=recovering.events() {
-            history_of_recovery.advance(again);
-            let second = PowerLossMode::ALL[random.below(4) as usize];
-            let context =
-                format!("power loss at {events}, {first:?}, then at {again} of recovery, {second:?}");
-            let image = history_of_recovery.image(second, &mut random);
-            let (after, engine) = open(image).unwrap_or_else(|error| panic!("{context}: {error}"));
-            assert_durability(&after, &engine, &trace, events, &context);
-        }
-    }
+    suite().lose_power_twice(&[disk], &trace, 7);
+}
+
+fn superblock_of(image: &DiskImage) -> HashSuperblock {
+    let mut front = [0; SUPERBLOCK_AREA_BYTES as usize];
+    image.read(0, &mut front);
+    newest(&check_slots(&front).collect::<Vec<_>>()).expect("a volume")
 }
 
 /// The bytes of a copy of the journal in an image.
 fn journal_range(image: &DiskImage, copy: u64) -> std::ops::Range<usize> {
-    let mut front = [0; 4 * 4096];
-    image.read(0, &mut front);
-    let superblocks = front.chunks(4096).filter_map(|block| {
-        superblock::UncheckedSuperblock(block[..superblock::SUPERBLOCK_BYTES].try_into().unwrap())
-            .check()
-            .ok()
-    });
-    let newest = superblocks.max_by_key(|superblock| superblock.generation).expect("a volume");
-    let unit = newest.unit_bytes as usize;
-    let first = newest.journal_start_unit(copy) as usize * unit;
-    first..first + newest.journal_units as usize * unit
+    let superblock = superblock_of(image);
+    let unit = superblock.unit_bytes as usize;
+    let first = superblock.journal_start_unit(copy) as usize * unit;
+    first..first + superblock.journal_units as usize * unit
 }
 
 #[test]
@@ -276,7 +123,8 @@ fn one_journal_copy_suffices_after_power_loss_and_more_writes() {
             for operation in 1..=3 {
                 let key = key_of(KEYS + operation);
                 let value = value_of(&key, operation, 100);
-                let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
+                let put =
+                    engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100);
                 let stored = block_on(put, || {
                     recovered.complete_one(&mut random);
                 });
@@ -294,18 +142,6 @@ fn one_journal_copy_suffices_after_power_loss_and_more_writes() {
     }
 }
 
-/// The value of each key, or its error.
-fn read_all(disk: &PowerLossDisk, engine: &HashEngine) -> BTreeMap<Key, Result<Option<u64>, EngineError>> {
-    let mut random = Prng::new(5);
-    let mut read = |key: &Key| {
-        let found = block_on(engine.get(key), || {
-            disk.complete_one(&mut random);
-        });
-        found.map(|value| value.map(|value| operation_of(key, value.as_bytes())))
-    };
-    (0..KEYS).map(key_of).map(|key| (key.clone(), read(&key))).collect()
-}
-
 fn flip_bit(image: &mut DiskImage, at: usize, bit: u64) {
     let mut byte = [0];
     image.read(at, &mut byte);
@@ -315,30 +151,8 @@ fn flip_bit(image: &mut DiskImage, at: usize, bit: u64) {
 #[test]
 fn a_flipped_bit_in_any_block_never_returns_wrong_data_and_affects_one_key() {
     let (disk, _) = run_traced(9, 300);
-    let image = disk.image();
-    let (reference_disk, engine) = open(image.clone()).expect("opens");
-    let good = read_all(&reference_disk, &engine);
-    let (mut random, mut named) = (Prng::new(6), 0);
-    for block in 0..image.len() / 512 {
-        let mut corrupted = image.clone();
-        flip_bit(&mut corrupted, block * 512 + random.below(512) as usize, random.below(8));
-        let (disk, engine) = open(corrupted).unwrap_or_else(|error| panic!("block {block}: {error}"));
-        let found = read_all(&disk, &engine);
-        let faults: Vec<&Key> =
-            found.iter().filter(|(key, read)| *read != &good[*key]).map(|(key, _)| key).collect();
-        assert!(faults.len() <= 1, "block {block} affected {faults:?}");
-        for key in faults {
-            let Err(EngineError::Corrupt { lba, .. }) = found[key] else {
-                panic!("block {block}: {:?}", found[key])
-            };
-            assert!(
-                lba as usize <= block && block < lba as usize + 12,
-                "block {block} is not of block {lba}"
-            );
-            named += 1;
-        }
-    }
-    assert!(named > 20, "only {named} blocks held anything");
+    let affected = suite().flip_a_bit_in_every_block(&[disk.image()]);
+    assert!(affected > 20, "only {affected} blocks held anything");
 }
 
 /// A shared device, so that a fault plan can wrap a disk that the test also holds.
@@ -384,12 +198,12 @@ fn store_with_faults(
         let key = key_of(random.below(KEYS));
         let length = random_length(random, 3_000);
         let value = value_of(&key, operation, length);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), length);
+        let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), length);
         if block_on(put, &mut complete_io) == Ok(PutOutcome::Stored) {
             stored.insert(key, Some(operation));
         }
     }
-    block_on(engine.write_durability_marker(), &mut complete_io).expect("marks");
+    block_on(write_durability_marker(&engine), &mut complete_io).expect("marks");
     (disk.contents(), stored)
 }
 
@@ -438,7 +252,10 @@ fn a_failed_write_is_reported_and_the_value_before_stays() {
     let key = Key::new(b"key").unwrap();
     let put = |operation| {
         let value = value_of(&key, operation, 100);
-        block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), || ())
+        block_on(
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100),
+            || (),
+        )
     };
     assert_eq!(put(1), Ok(PutOutcome::Stored));
     let used = engine.statistics().used_bytes;
@@ -472,7 +289,10 @@ fn after_a_failed_journal_write_nothing_is_acknowledged_until_the_volume_is_open
     let key = key_of(1);
     let mut put = |operation| {
         let value = value_of(&key, operation, 100);
-        block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100), &mut complete_io)
+        block_on(
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100),
+            &mut complete_io,
+        )
     };
     assert_eq!(put(900), Ok(PutOutcome::Stored));
     plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
@@ -529,14 +349,14 @@ fn a_failed_checkpoint_is_retried_and_a_failed_flush_makes_the_volume_read_only(
     for operation in 1..1_200 {
         let key = key_of(operation % KEYS);
         let value = value_of(&key, operation, 100);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 100);
+        let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 100);
         assert_eq!(block_on(put, &mut complete_io), Ok(PutOutcome::Stored), "operation {operation}");
     }
     assert!(engine.statistics().checkpoints > 0);
     plan.add(FaultRule::always(OpFilter::Flush, DeviceFault::Error(5)).once(0));
     assert!(matches!(block_on(engine.flush(), &mut complete_io), Err(EngineError::Device { .. })));
     let key = key_of(1);
-    let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+    let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, b"a value"), 7);
     assert_eq!(block_on(put, &mut complete_io), Err(EngineError::ReadOnly));
 }
 
@@ -553,7 +373,7 @@ fn damage_to_any_image_of_a_large_checkpoint_is_repaired_from_its_copy() {
     let engine = block_on(hash.open(Rc::new(disk.clone())), &mut complete_io).expect("opens");
     for index in 0..70_000_u64 {
         let key = Key::new(&index.to_le_bytes()).unwrap();
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+        let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, b"a value"), 7);
         assert_eq!(block_on(put, &mut complete_io), Ok(PutOutcome::Stored));
     }
     block_on(engine.checkpoint(true), &mut complete_io).expect("writes");
@@ -587,7 +407,7 @@ fn an_aborted_checkpoint_makes_the_volume_read_only_and_loses_nothing() {
         disk.complete_one(&mut random);
     };
     let key = key_of(1);
-    let put = engine.put(&key, PutMode::Upsert, record_of(&key, b"a value"), 7);
+    let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, b"a value"), 7);
     assert_eq!(block_on(put, &mut complete_io), Err(EngineError::ReadOnly));
     assert_eq!(block_on(engine.checkpoint(true), &mut complete_io), Err(EngineError::ReadOnly));
     let (disk, engine) = open(disk.contents()).expect("opens");

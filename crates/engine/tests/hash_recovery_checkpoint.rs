@@ -5,7 +5,7 @@ use octokv_base::Lba;
 use octokv_device::fault_injection::{FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_engine::Engine;
 use octokv_engine::hash::index::{IndexEntry, RecordRef, TAG_BITS};
-use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError};
+use octokv_engine::{IndexMismatch, MetadataStructure, OpenError};
 
 const HEADER_BYTES: usize = 48;
 const ENTRY_BYTES: usize = 16;

@@ -3,13 +3,14 @@
 use crate::common::crafted_volume::CraftedVolume;
 use octokv_base::{KEY_BYTES_MAX, Key, Lba};
 use octokv_device::fault_injection::{FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_engine::common::journal::BatchHeader;
+use octokv_engine::common::superblock::COUNT_MAX;
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::index::{IndexEntry, RECORD_UNITS_MAX, RecordRef, TAG_BITS, fingerprint};
-use octokv_engine::hash::journal::{BatchHeader, JournalEntry};
+use octokv_engine::hash::journal::IndexChange;
 use octokv_engine::hash::record::RecordId;
-use octokv_engine::hash::superblock::COUNT_MAX;
-use octokv_engine::hash::{IndexMismatch, MetadataStructure, OpenError};
 use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{IndexMismatch, MetadataStructure, OpenError};
 use octokv_runtime::block_on;
 
 /// The longest batch, in units.
@@ -21,10 +22,10 @@ fn small_volume() -> CraftedVolume {
 }
 
 /// An entry of a key that is new.
-fn put_entry(number: u64, location: u64, units: u32) -> JournalEntry {
+fn put_entry(number: u64, location: u64, units: u32) -> IndexChange {
     // Spread over the table.
     let hash = u128::from(number * ((1 << TAG_BITS) / 30_000)) << (128 - TAG_BITS);
-    JournalEntry { hash, new_location: location, old_location: 0, sequence: number, units }
+    IndexChange { hash, new_location: location, old_location: 0, sequence: number, units }
 }
 
 /// A volume with a journal of `batches` batches from `unit` on, all but the last, which is empty, known durable.
@@ -40,7 +41,7 @@ fn volume_with_journal(
     let mut location = volume.superblock.data_start_unit;
     for batch in 5..=5 + batches {
         let count = if batch == 5 + batches { 0 } else { entries(batch) };
-        let list: Vec<JournalEntry> = (number..number + count)
+        let list: Vec<IndexChange> = (number..number + count)
             .map(|number| {
                 let units = 1 + number % 3;
                 location += units;
@@ -111,7 +112,7 @@ fn a_journal_is_continued_behind_its_last_batch() {
     let keys = engine.statistics().keys;
     // Its batches were checkpointed: the next one has the next number, at the next place.
     let key = key_of(1);
-    let record = octokv_engine::conformance::record_of(&key, b"a value");
+    let record = octokv_engine::conformance::record_of(engine.record_layout(), &key, b"a value");
     assert_eq!(block_on(engine.put(&key, PutMode::Upsert, record, 7), || ()), Ok(PutOutcome::Stored));
     let next = volume.journal_lbas(units[20] + 1)[0];
     let header = device.contents.borrow()[&next];
@@ -177,7 +178,7 @@ fn entries_name_records_within_the_record_area() {
     ];
     for (new_location, units, old_location, is_plausible) in table {
         let mut volume = small_volume();
-        let entry = JournalEntry { new_location, old_location, units, ..put_entry(50, 1, 1) };
+        let entry = IndexChange { new_location, old_location, units, ..put_entry(50, 1, 1) };
         let old = RecordRef { location: old_location, units: 1, fingerprint: 1 };
         let tag = (entry.hash >> (128 - TAG_BITS)) as u64;
         if old_location >= first && old_location < end {
@@ -272,7 +273,7 @@ fn replacement() -> Replacement {
 fn an_entry_that_is_not_known_durable_counts_only_with_its_own_intact_record() {
     let Replacement { volume, key, old, new } = replacement();
     let entry =
-        JournalEntry { hash: volume.hash(&key), new_location: new, old_location: old, sequence: 8, units: 1 };
+        IndexChange { hash: volume.hash(&key), new_location: new, old_location: old, sequence: 8, units: 1 };
     volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
     let own = RecordId { volume_id: 77, sequence: 8, location: new, namespace: 1 };
     let table = [
@@ -314,11 +315,31 @@ fn an_entry_that_is_not_known_durable_counts_only_with_its_own_intact_record() {
     assert!(matches!(block_on(engine.get(&key), || ()), Err(EngineError::Device { .. })));
 }
 
+/// Two failed reads of a torn record, and recovery replaced the previous value by it: the key was corrupt for good.
+#[test]
+fn a_read_error_that_passes_does_not_decide_whether_an_entry_counts() {
+    for (is_torn, failures) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+        let Replacement { volume, key, old, new } = replacement();
+        let (hash, lba) = (volume.hash(&key), volume.lba(new));
+        let entry = IndexChange { hash, new_location: new, old_location: old, sequence: 8, units: 1 };
+        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+        volume.write_record(new, 8, &key);
+        if is_torn {
+            volume.device.damage(lba, 20);
+        }
+        let fails = FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
+        volume.faults.add(FaultRule { times: failures, ..fails });
+        let engine = volume.open().unwrap();
+        let found = block_on(engine.get(&key), || ());
+        assert!(matches!(found, Ok(Some(_))), "torn: {is_torn}, {failures} failures");
+    }
+}
+
 #[test]
 fn a_change_of_a_dropped_entry_replaces_the_record_before_it() {
     for deletes in [false, true] {
         let Replacement { volume, key, old, new } = replacement();
-        let dropped = JournalEntry {
+        let dropped = IndexChange {
             hash: volume.hash(&key),
             new_location: new,
             old_location: old,
@@ -326,8 +347,8 @@ fn a_change_of_a_dropped_entry_replaces_the_record_before_it() {
             units: 1,
         };
         let next = match deletes {
-            true => JournalEntry { new_location: 0, old_location: new, sequence: 0, units: 0, ..dropped },
-            false => JournalEntry { new_location: new + 1, old_location: new, sequence: 9, ..dropped },
+            true => IndexChange { new_location: 0, old_location: new, sequence: 0, units: 0, ..dropped },
+            false => IndexChange { new_location: new + 1, old_location: new, sequence: 9, ..dropped },
         };
         volume.write_record(new + 1, 9, &key);
         let first = volume.write_batch(0, &volume.header(5, 50, 4), &[dropped]);
@@ -359,7 +380,7 @@ fn an_entry_that_replaces_another_keys_record_of_the_same_tag_replaces_nothing()
         // As if the hash of `other` had the tag of `one`.
         let hash = volume.hash(&one);
         volume.write_record(new, 8, &other);
-        let entry = JournalEntry { hash, new_location: new, old_location: old, sequence: 8, units: 1 };
+        let entry = IndexChange { hash, new_location: new, old_location: old, sequence: 8, units: 1 };
         volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
         let report = volume.verify().unwrap();
         assert_eq!((report.keys, report.dropped_entries), (keys, 0), "{context}");
@@ -374,11 +395,11 @@ fn entries_that_a_checkpoint_includes_are_not_applied_again() {
     // The images are from different times: the second one includes the first entry of the journal.
     let mut volume = CraftedVolume::new(1, 248, 0, 100, 20_000);
     let location = volume.superblock.data_start_unit;
-    let entry_of = |partition: u64, number: u64| JournalEntry {
+    let entry_of = |partition: u64, number: u64| IndexChange {
         hash: (u128::from(partition) << 127) | u128::from(number) << 80,
         ..put_entry(number, location + number - 50, 1)
     };
-    let tag = |entry: &JournalEntry| ((entry.hash << 1) >> (128 - TAG_BITS)) as u64;
+    let tag = |entry: &IndexChange| ((entry.hash << 1) >> (128 - TAG_BITS)) as u64;
     let entries = [entry_of(1, 50), entry_of(0, 51), entry_of(1, 52)];
     volume.superblock.checkpoint.entry = 50;
     let included = RecordRef { location, units: 1, fingerprint: fingerprint(50) };
@@ -398,7 +419,7 @@ fn entries_that_a_checkpoint_includes_are_not_applied_again() {
 fn a_durable_entry_that_replaces_a_missing_record_is_named_with_its_block() {
     let volume = small_volume();
     let old_location = volume.superblock.data_start_unit + 7;
-    let entry = JournalEntry { old_location, ..put_entry(50, old_location + 1, 1) };
+    let entry = IndexChange { old_location, ..put_entry(50, old_location + 1, 1) };
     volume.write_batch(0, &volume.header(5, 50, 5), &[entry]);
     let mismatch = IndexMismatch::MissingPredecessor { entry: 50 };
     let lba = volume.lba(old_location);
@@ -414,7 +435,7 @@ fn the_record_of_another_key_of_the_same_tag_stays_even_if_that_key_is_the_longe
     volume.write_checkpoint(&[vec![IndexEntry::new((hash >> (128 - TAG_BITS)) as u64, record_ref)]]);
     volume.write_record(old, 7, &long);
     volume.write_record(old + 2, 8, &key_of(1));
-    let entry = JournalEntry { hash, new_location: old + 2, old_location: old, sequence: 8, units: 1 };
+    let entry = IndexChange { hash, new_location: old + 2, old_location: old, sequence: 8, units: 1 };
     volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
     assert_eq!(volume.verify().unwrap().keys, 2);
 }

@@ -6,11 +6,13 @@ use octokv_base::{Key, Lba, Prng};
 use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::PowerLossDisk;
+use octokv_engine::common::superblock::{SUPERBLOCK_BYTES, SuperblockError, UncheckedSuperblock};
 use octokv_engine::conformance::key_of;
-use octokv_engine::hash::superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockError, UncheckedSuperblock};
-use octokv_engine::hash::{
+use octokv_engine::hash::superblock::HashSuperblock;
+use octokv_engine::hash::verify;
+use octokv_engine::{
     Finding, FindingKind, MetadataStructure, OpenError, ProblemKind, SalvageReport, VerifyFailure,
-    VerifyObserver, verify,
+    VerifyObserver,
 };
 use octokv_runtime::block_on;
 use std::collections::BTreeMap;
@@ -72,10 +74,11 @@ fn verify_image(image: &[u8], plan: FaultPlan) -> (VerifyFailure, Findings) {
     (failure, findings)
 }
 
-fn superblock() -> Superblock {
+fn superblock() -> HashSuperblock {
     let slots = IMAGE.chunks(4096).take(4);
-    let slots = slots
-        .filter_map(|slot| UncheckedSuperblock(slot[..SUPERBLOCK_BYTES].try_into().unwrap()).check().ok());
+    let slots = slots.filter_map(|slot| {
+        UncheckedSuperblock(slot[..SUPERBLOCK_BYTES].try_into().unwrap()).check::<HashSuperblock>().ok()
+    });
     slots.max_by_key(|superblock| superblock.generation).unwrap()
 }
 
@@ -169,7 +172,7 @@ fn damaged_and_unreadable_records_are_named_and_the_others_stay_intact() {
     let records = intact.records();
     let lba = |index| records[&key_of(index)].0;
     image[lba(1) as usize * BLOCK_BYTES + 20] ^= 1;
-    let value_at = octokv_base::value_offset(key_of(2).len());
+    let value_at = octokv_engine::hash::record::LAYOUT.value_offset(key_of(2).len());
     image[lba(2) as usize * BLOCK_BYTES + value_at] ^= 1;
     // A record that was written elsewhere.
     let (from, to) = (lba(4) as usize * BLOCK_BYTES, lba(5) as usize * BLOCK_BYTES);
@@ -202,6 +205,6 @@ fn a_volume_of_another_version_is_not_scanned() {
         disk.complete_one(&mut random);
     });
     let failure = verified.expect_err("another version");
-    assert_eq!(failure.reason, OpenError::Superblock(SuperblockError::Version(9)));
+    assert_eq!(failure.reason, OpenError::Superblock(SuperblockError::Version { found: 9, known: 1 }));
     assert!(failure.remains.is_none());
 }

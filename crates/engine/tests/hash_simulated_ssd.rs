@@ -29,7 +29,7 @@ fn random_operations_and_reopenings_agree_with_the_model_on_every_drive() {
     for (seed, profile) in DRIVE_PROFILES.into_iter().enumerate() {
         for durability in [Durability::PowerSafe, Durability::Completed] {
             let mut fixture = HashFixture { durability, ..HashFixture::default() };
-            fixture.format.unit_bytes = if seed == 0 { 512 } else { 4096 };
+            fixture.format.unit_bytes = Some(if seed == 0 { 512 } else { 4096 });
             let (device, handle) = simulated_ssd(profile, 8 << 20);
             let advance_time = RefCell::new(|| {
                 handle.begin_iteration(handle.next_deadline());
@@ -53,7 +53,7 @@ fn put_latency_us(profile: &DriveProfile, durability: Durability) -> u64 {
     for index in 0..1_000 {
         let key = key_of(index);
         let value = value_of(&key, index, 4_000);
-        let put = engine.put(&key, PutMode::Upsert, record_of(&key, &value), 4_000);
+        let put = engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 4_000);
         assert_eq!(block_on(put, &mut advance_time), Ok(PutOutcome::Stored));
     }
     (handle.now() - begin).0 / 1_000_000

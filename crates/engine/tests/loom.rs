@@ -2,14 +2,13 @@
 //!
 //! Run by `make loom`, with the feature `loom`. Each unit of space is a cell whose accesses loom tracks:
 //! a reuse that is concurrent with a read, or not ordered after it, fails. The index is a locked entry, as in a
-//! partition of the hash engine. loom weakens sequentially consistent accesses to acquire and release: the epochs need
-//! no more.
+//! partition of the hash engine.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
 use loom::thread;
-use octokv_engine::hash::allocator::Extent;
-use octokv_engine::hash::epoch::{EpochReaders, Epochs};
+use octokv_engine::common::allocator::Extent;
+use octokv_engine::common::epoch::{EpochReaders, Epochs};
 use std::sync::Arc;
 
 /// A unit of the record area. The outer lock makes the cell `Sync`; it is held only to begin an access, so that it

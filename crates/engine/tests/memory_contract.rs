@@ -57,7 +57,6 @@ impl EngineFixture for MemoryFixture {
     async fn open(&self, _device: Rc<dyn Device>) -> Result<MemoryEngine, String> {
         self.0.borrow().clone().ok_or_else(|| "not formatted".to_owned())
     }
-    async fn close(&self, _engine: &MemoryEngine) {}
 }
 
 #[test]
@@ -75,7 +74,11 @@ fn a_partition_is_full_before_its_size_is_exceeded() {
     let (engine, _) = engine(MemoryConfig { partition_bytes: 1_000, value_bytes_max: 600, ..CONFIG });
     let put = |key: &Key, bytes: usize| {
         let value = vec![1; bytes];
-        block_on(engine.put(key, PutMode::Upsert, record_of(key, &value), bytes), || ()).expect("no fault")
+        block_on(
+            engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), bytes),
+            || (),
+        )
+        .expect("no fault")
     };
     let (one, other) = (key_of(1), key_of(2));
     assert_eq!(put(&one, 601), PutOutcome::TooLong);
@@ -97,7 +100,7 @@ fn a_clock_that_goes_back_brings_a_key_back() {
     let (engine, clock) = engine(CONFIG);
     let key = key_of(1);
     let options = octokv_engine::PutOptions { expires_at: UnixTime(10), ..Default::default() };
-    let value = octokv_engine::PutValue::new(record_of(&key, b"a value"), 7);
+    let value = octokv_engine::PutValue::new(record_of(engine.record_layout(), &key, b"a value"), 7);
     assert_eq!(block_on(engine.put_with(&key, value, options), || ()), Ok(PutOutcome::Stored));
     for (now, want) in [(9, Some(7)), (10, None), (9, Some(7))] {
         clock.set(UnixTime(now));

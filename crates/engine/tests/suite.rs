@@ -17,3 +17,4 @@ mod hash_recovery_journal;
 mod hash_salvage;
 mod hash_simulated_ssd;
 mod memory_contract;
+mod striped_power_loss;

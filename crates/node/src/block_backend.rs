@@ -152,6 +152,16 @@ impl BlockBackend {
     /// Reads the device blocks that hold a span.
     async fn read_aligned(&self, span: ByteSpan, command: &'static str) -> Result<Buffer, RequestOutcome> {
         let buffer = self.buffer(span.aligned_bytes()).await?;
+        self.read_into(buffer, span, command).await
+    }
+
+    /// Reads the device blocks that hold a span into a buffer of their size.
+    async fn read_into(
+        &self,
+        buffer: Buffer,
+        span: ByteSpan,
+        command: &'static str,
+    ) -> Result<Buffer, RequestOutcome> {
         let completion = self.device.read(Lba(span.first_block()), buffer).await;
         completion
             .into_read()
@@ -172,23 +182,28 @@ impl BlockBackend {
     }
 
     /// Writes the bytes of a span, at the start of `data`, to the device; a partial device block is read and patched
-    /// first.
+    /// first. Holds the range lock only during device operations: the wait for a buffer precedes it.
     async fn write_span(
         &self,
         span: ByteSpan,
         data: Buffer,
         command: &'static str,
     ) -> Result<Buffer, RequestOutcome> {
+        let patch_buffer = match span.is_aligned() {
+            true => None,
+            false => Some(self.buffer(span.aligned_bytes()).await?),
+        };
         let unlocked = bug_injection::is_injected(InjectedBug::SkipRangeLock)
             || (bug_injection::is_injected(InjectedBug::ZeroWithoutLock) && command == "write zeroes");
         let mut guard =
             if unlocked { None } else { self.lock_blocks(span.first_block()..span.end_block()).await };
-        let data = if span.is_aligned() {
-            data
-        } else {
-            let mut patched = self.read_aligned(span, command).await?;
-            patched[span.offset_in_block()..span.offset_in_block() + data.len()].copy_from_slice(&data);
-            patched
+        let data = match patch_buffer {
+            None => data,
+            Some(buffer) => {
+                let mut patched = self.read_into(buffer, span, command).await?;
+                patched[span.offset_in_block()..span.offset_in_block() + data.len()].copy_from_slice(&data);
+                patched
+            }
         };
         if bug_injection::is_injected(InjectedBug::UnlockEarly) {
             guard = None;

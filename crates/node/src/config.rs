@@ -3,7 +3,7 @@
 use octokv_base::{NamespaceId, Nanos};
 use octokv_device::ssd_model::DriveProfile;
 use octokv_engine::Durability;
-use octokv_engine::hash::FormatConfig;
+use octokv_engine::FormatConfig;
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl, SubsystemConfig};
 use octokv_runtime::{DeviceDriver, Polling};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -40,20 +40,12 @@ pub enum DeviceConfig {
     },
 }
 
-/// The storage engine of Key Value namespaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum EngineKind {
-    /// OctoKV's hash engine.
-    #[default]
-    Hash,
-}
-
 /// The command set of a namespace.
 #[derive(Clone, Debug)]
 pub enum CommandSetConfig {
     /// NVMe Key Value commands, served by an engine.
     KeyValue {
-        /// Format of a new volume.
+        /// Its engine, and the format of a new volume.
         format: FormatConfig,
     },
     /// NVM (block) commands, served by the device.
@@ -104,9 +96,7 @@ pub struct NodeConfig {
     pub device: DeviceConfig,
     /// Drive whose latency that device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
-    /// Storage engine of Key Value namespaces.
-    pub engine: EngineKind,
-    /// Format of a new volume.
+    /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
     pub reformat: bool,
@@ -155,7 +145,6 @@ impl Default for NodeConfig {
         NodeConfig {
             device: DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
             drive_profile: None,
-            engine: EngineKind::Hash,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),

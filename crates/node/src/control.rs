@@ -5,22 +5,23 @@
 //! ```
 //! In: a change, from the thread of an operator; `exchange`, the driver's way to send it to one core and to wait for the
 //! response. Out: messages that a core takes between two iterations ([`NodeCore`](crate::NodeCore)). `D` opens the
-//! devices ([`OpenDevice`](crate::OpenDevice)). Invariants: at most one change and one status request are queued for a
+//! devices ([`OpenDevice`](crate::OpenDevice)). Invariants: at most one change and one other message are queued for a
 //! core; the next core is sent a change when the one before has responded; the first core, which runs volume
 //! maintenance, detaches last.
 //! Tested by `node.rs`, and by the scenario `namespaces` of the simulator.
 
 use crate::core_namespaces::CoreNamespace;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_runtime::CoreWaker;
+use octokv_client::PollGroup;
+use octokv_runtime::{CoreWaker, ReactorHandle};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Control messages queued for one core: a namespace change and a status request, each under a lock of the node that
-/// its sender holds until the response. A core that no longer responds is sent nothing more.
+/// Control messages queued for one core: a namespace change, and a status request or a function; each under a lock of the
+/// node that its sender holds until the response. A core that no longer responds is sent nothing more.
 const CONTROL_MESSAGES_MAX: usize = 2;
 
 /// A command that a core executes between two iterations.
@@ -29,7 +30,12 @@ pub enum ControlMessage<D> {
     ChangeNamespaces(NamespaceChange<D>, Sender<io::Result<()>>),
     /// Report the core's status.
     ReportStatus(Sender<CoreStatus>),
+    /// Run a function on the core.
+    Run(CoreFunction, Sender<()>),
 }
+
+/// A function that a core runs between two iterations: it may connect peers and spawn tasks that use them.
+pub type CoreFunction = Box<dyn FnOnce(&ReactorHandle, &PollGroup) + Send>;
 
 /// A change of the namespaces that a core serves.
 pub enum NamespaceChange<D> {
@@ -44,6 +50,8 @@ pub enum NamespaceChange<D> {
 pub struct CoreStatus {
     /// Open connections.
     pub connections: usize,
+    /// Outgoing sessions.
+    pub peers: usize,
     /// Requests started or queued.
     pub requests: usize,
     /// Bytes of buffers in use.

@@ -17,8 +17,7 @@ use crate::kv_backend::KvBackend;
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
 use octokv_base::{BufferPool, NamespaceId};
 use octokv_device::Device;
-use octokv_engine::EngineError;
-use octokv_engine::hash::{HashEngine, Volume};
+use octokv_engine::{AnyEngine, AnyVolume, Engine, EngineError, Volume};
 use octokv_runtime::ReactorHandle;
 use std::io;
 use std::rc::Rc;
@@ -38,7 +37,7 @@ pub trait OpenDevice {
 #[derive(Clone)]
 pub enum NamespaceVolume {
     /// Keys and values.
-    Kv(Arc<Volume>),
+    Kv(AnyVolume),
     /// Blocks.
     Block(Arc<BlockVolume>),
 }
@@ -67,7 +66,7 @@ pub struct CoreNamespace<D> {
 /// The namespaces of a core, draining ones included.
 pub(crate) struct CoreNamespaces<D> {
     core: usize,
-    table: Rc<NamespaceTable<HashEngine>>,
+    table: Rc<NamespaceTable<AnyEngine>>,
     pool: BufferPool,
     handle: ReactorHandle,
     served: Vec<ServedNamespace<D>>,
@@ -82,7 +81,7 @@ struct ServedNamespace<D> {
 
 struct DrainingNamespace<D> {
     served: ServedNamespace<D>,
-    backend: Option<Rc<NamespaceBackend<HashEngine>>>,
+    backend: Option<Rc<NamespaceBackend<AnyEngine>>>,
     response_tx: Sender<io::Result<()>>,
 }
 
@@ -93,7 +92,7 @@ impl<D: OpenDevice> CoreNamespaces<D> {
     }
 
     /// The backends of the served namespaces.
-    pub fn table(&self) -> &Rc<NamespaceTable<HashEngine>> {
+    pub fn table(&self) -> &Rc<NamespaceTable<AnyEngine>> {
         &self.table
     }
 
@@ -127,13 +126,13 @@ impl<D: OpenDevice> CoreNamespaces<D> {
         Ok(())
     }
 
-    fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<HashEngine>> {
+    fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<AnyEngine>> {
         let device = namespace.device.open_for_core(&self.handle)?;
         let device_name = Rc::from(device.name());
         let (pool, handle) = (self.pool.clone(), self.handle.clone());
         Ok(match &namespace.volume {
             NamespaceVolume::Kv(volume) => {
-                let engine = HashEngine::new(Arc::clone(volume), self.core, device, pool.clone());
+                let engine = volume.engine(self.core, &[device], pool.clone());
                 let list_yield = FairYield::default();
                 NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
             }
@@ -180,7 +179,7 @@ impl<D: OpenDevice> CoreNamespaces<D> {
 }
 
 /// Checkpoints and other background work of a volume, on the first core.
-async fn run_maintenance(kv_backend: Rc<KvBackend<HashEngine>>) {
+async fn run_maintenance(kv_backend: Rc<KvBackend<AnyEngine>>) {
     let device = Rc::clone(&kv_backend.device_name);
     let log_error =
         |error: EngineError| tracing::error!(device = &*device, %error, "volume maintenance failed");

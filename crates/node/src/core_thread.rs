@@ -2,7 +2,8 @@
 //! stops.
 //!
 //! ```text
-//!   prepared ─▶ start reported ─▶ iterations, sleep ─▶ node stops: drains ─▶ all cores drained, volumes idle ─▶ end
+//!   prepared ─▶ start reported ─▶ iterations, sleep ─▶ node stops: drains ─▶ all cores drained, volumes idle
+//!            ─▶ outgoing sessions closed ─▶ end
 //! ```
 //! Invariants: a core reports its start exactly once, even if it panics; a batch or checkpoint in progress is written to
 //! its end, whatever hosts do. Tested by `node.rs`.
@@ -181,7 +182,7 @@ impl PreparedCore {
             }
             let is_finished =
                 now >= stop_at || (stop_at != Nanos::NEVER && shared.all_drained(index, core.is_drained()));
-            if is_finished && core.are_volumes_idle() {
+            if is_finished && core.are_volumes_idle() && (core.close_peers() || now >= stop_at) {
                 break;
             }
             let poll_at = if is_finished { now + DRAIN_POLL_INTERVAL } else { stop_at };

@@ -3,7 +3,7 @@
 use octokv_base::NamespaceId;
 use octokv_device::DeviceError;
 use octokv_engine::EngineError;
-use octokv_engine::hash::OpenError;
+use octokv_engine::OpenError;
 use octokv_sys::file::DeviceOpenError;
 use std::net::SocketAddr;
 use std::{fmt, io};
@@ -179,7 +179,7 @@ pub enum NamespaceChangeError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_engine::hash::superblock::SuperblockError;
+    use octokv_engine::common::superblock::SuperblockError;
 
     #[test]
     fn a_uring_error_names_the_reason_and_the_workaround() {

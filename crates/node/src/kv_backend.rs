@@ -86,7 +86,7 @@ impl<E: Engine> KvBackend<E> {
                 // Boxed: a task slot has the size of its largest future and is moved into place.
                 Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
             }
-            RequestOperation::Flush => match self.engine.flush().await {
+            RequestOperation::Flush => match Box::pin(self.engine.flush()).await {
                 Ok(()) => RequestOutcome::Flushed,
                 Err(error) => {
                     self.log_failure("flush", &Key::new(&[]).expect("an empty key is within bounds"), error)

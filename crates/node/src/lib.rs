@@ -6,7 +6,7 @@
 //! - [`node_core`]: one core on the sockets and devices of any driver: reactor, namespaces, control messages.
 //! - [`control`], [`core_namespaces`]: control messages to cores; namespaces of one core, attached and detached.
 //! - `core_thread`: runs a core on a thread with the kernel's sockets and devices.
-//! - `reactor`: one iteration of a core: sockets, messages, backends, device, responses.
+//! - `reactor`: one iteration of a core: sockets, messages, backends, device, outgoing sessions, responses.
 //! - [`connection_io`]: bytes of one connection between its socket and its protocol state machine.
 //! - `time_budget`, `connection_queue`: time share of a connection in an iteration, and the order of service.
 //! - `request_scheduler`: where and when requests run: carries out the scheduling decisions.
@@ -51,10 +51,10 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, EngineKind, ExistingDataPolicy, NAMESPACE_ID_MAX,
-    NamespaceConfig, NodeConfig, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
+    NodeConfig, REQUESTS_MAX,
 };
-pub use control::{ControlMessage, ControlQueue, CoreStatus, NamespaceChange};
+pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
 pub use namespace_open::{namespace_info, verify_device};

@@ -10,15 +10,14 @@ use crate::block_backend::BlockVolume;
 use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
 use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
-use octokv_base::{Buffer, BufferPool, Lba};
+use octokv_base::BufferPool;
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
-use octokv_engine::Durability;
-use octokv_engine::hash::superblock::{
-    self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, SuperblockError,
-};
-use octokv_engine::hash::{
-    self, HashEngine, OpenConfig, VerifyFailure, VerifyObserver, VerifyReport, Volume,
+use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
+use octokv_engine::volume::FORMAT_REGION_BYTES;
+use octokv_engine::{
+    AnyVolume, Durability, Engine, OpenConfig, VerifyFailure, VerifyObserver, VerifyReport, Volume,
+    VolumeInfo,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -33,9 +32,6 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-
-/// Bytes at the start of a device that a format writes.
-const FORMAT_REGION_BYTES: u64 = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
 
 /// A device, opened once per process.
 #[derive(Clone)]
@@ -140,7 +136,8 @@ impl Storage {
             Storage::File(media) => {
                 let blocks = media.size_bytes / u64::from(media.block_bytes);
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
-                Rc::new(FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name()))
+                let device = FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name());
+                Rc::new(device.with_preferred_write(media.preferred_write_bytes))
             }
         })
     }
@@ -205,7 +202,7 @@ impl OpenNamespace {
     /// Longest value in bytes; `None` for a block namespace.
     pub fn value_bytes_max(&self) -> Option<usize> {
         match &self.volume {
-            NamespaceVolume::Kv(volume) => Some(volume.value_bytes_max()),
+            NamespaceVolume::Kv(volume) => Some(volume.info().value_bytes_max),
             NamespaceVolume::Block(_) => None,
         }
     }
@@ -247,8 +244,8 @@ impl OpenNamespace {
         let device = self.device.open_for_core(&handle).map_err(no_queue)?;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
-                let engine = HashEngine::new(Arc::clone(volume), 0, device, BufferPool::new(1 << 20));
-                run_to_completion(&handle, engine.checkpoint(true))
+                let engine = volume.engine(0, &[device], BufferPool::new(1 << 20));
+                run_to_completion(&handle, engine.close())
                     .map_err(|error| CloseError::Checkpoint { name: self.name(), error })
             }
             NamespaceVolume::Block(_) => run_to_completion(&handle, device.flush())
@@ -282,11 +279,12 @@ fn open_volume(
     options: NamespaceOpenOptions,
     (handle, device): (&ReactorHandle, &Rc<dyn Device>),
     is_new: bool,
-) -> Result<Arc<Volume>, StartError> {
+) -> Result<AnyVolume, StartError> {
     let CommandSetConfig::KeyValue { format } = &config.command_set else {
         unreachable!("open_volume is called for Key Value namespaces only")
     };
     let failed = |error| StartError::Volume { name: device.name().to_owned(), error };
+    let devices = std::slice::from_ref(device);
     let mut format = *format;
     format.seed = match options.seed {
         Some(seed) => seed,
@@ -296,17 +294,10 @@ fn open_volume(
     let unwritten =
         is_new && run_to_completion(handle, is_blank(&**device)).map_err(|error| failed(error.into()))?;
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
-        run_to_completion(handle, hash::format(&**device, &format)).map_err(failed)?;
+        run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
     let open = OpenConfig { durability: options.durability, cores: options.cores };
-    run_to_completion(handle, hash::open(device, &pool, open, &format)).map_err(failed)
-}
-
-/// Whether the region that a format writes is all zeros.
-async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
-    let bytes = FORMAT_REGION_BYTES.min(device.geometry().bytes()) as usize;
-    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
-    Ok(buffer.iter().all(|&byte| byte == 0))
+    run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
 }
 
 /// Refuses a device that holds a Key Value volume, unless the policy is to discard it: then the superblocks are
@@ -321,7 +312,7 @@ fn ensure_not_kv_volume(
     }
     let failed =
         |error: DeviceError| StartError::Volume { name: device.name().to_owned(), error: error.into() };
-    let holds_volume = run_to_completion(handle, holds_kv_volume(device)).map_err(failed)?;
+    let holds_volume = run_to_completion(handle, holds_volume(device)).map_err(failed)?;
     if holds_volume && config.existing_data == ExistingDataPolicy::Check {
         let why = format!(
             "{} holds an octokv volume of keys and was left unchanged (--format discards its contents, --keep \
@@ -331,30 +322,9 @@ fn ensure_not_kv_volume(
         return Err(StartError::InvalidSetting { name: "device", why });
     }
     if holds_volume {
-        run_to_completion(handle, wipe_format_region(device)).map_err(failed)?;
+        run_to_completion(handle, erase_superblocks(device)).map_err(failed)?;
     }
     Ok(())
-}
-
-async fn holds_kv_volume(device: &dyn Device) -> Result<bool, DeviceError> {
-    let bytes = FORMAT_REGION_BYTES.min(device.geometry().bytes()) as usize;
-    let buffer = device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()?;
-    let offsets = (0..SUPERBLOCKS as usize).map(|index| index * SUPERBLOCK_STRIDE_BYTES as usize);
-    let superblocks = offsets.filter_map(|at| buffer.get(at..at + SUPERBLOCK_BYTES));
-    let is_ours = |bytes: &[u8]| {
-        let bytes = bytes.try_into().expect("the slice has the length of a superblock");
-        !matches!(
-            superblock::UncheckedSuperblock(bytes).check(),
-            Err(SuperblockError::Foreign | SuperblockError::Blank)
-        )
-    };
-    Ok(superblocks.into_iter().any(is_ours))
-}
-
-async fn wipe_format_region(device: &dyn Device) -> Result<(), DeviceError> {
-    let bytes = FORMAT_REGION_BYTES.min(device.geometry().bytes()) as usize;
-    device.write(Lba(0), Buffer::zeroed(bytes)).await.result?;
-    device.flush().await.result
 }
 
 /// An NGUID of this project: prefix, namespace kind (1 Key Value, 2 block) and `identity`, big-endian.
@@ -367,13 +337,18 @@ fn nguid(kind: u8, identity: u64) -> [u8; 16] {
 }
 
 /// Namespace 1 of a volume as hosts see it.
-pub fn namespace_info(volume: &Volume, key_bytes_max: u16) -> NamespaceInfo {
+pub fn namespace_info(volume: &impl Volume, key_bytes_max: u16) -> NamespaceInfo {
+    let VolumeInfo { id, value_bytes_max, capacity_bytes, record_layout } = volume.info();
     NamespaceInfo {
         id: octokv_base::NamespaceId(1),
-        nguid: nguid(1, volume.volume_id()),
-        size_bytes: volume.capacity_bytes(),
+        nguid: nguid(1, id),
+        size_bytes: capacity_bytes,
         used_bytes: volume.used_bytes(),
-        kind: NamespaceKind::KeyValue { value_bytes_max: volume.value_bytes_max() as u32, key_bytes_max },
+        kind: NamespaceKind::KeyValue {
+            value_bytes_max: value_bytes_max as u32,
+            key_bytes_max,
+            record_layout,
+        },
         ana_group: 1,
     }
 }
@@ -392,7 +367,7 @@ pub fn verify_device(
     let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
     let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
     let pool = BufferPool::new(64 << 20);
-    Ok(run_to_completion(&handle, hash::verify(&*device, &pool, observer)))
+    Ok(run_to_completion(&handle, AnyVolume::verify(&[device], &pool, observer)))
 }
 
 #[cfg(test)]

@@ -22,10 +22,11 @@ use crate::monitor::Monitor;
 use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace};
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
-use octokv_engine::EngineStatistics;
+use octokv_client::PollGroup;
+use octokv_engine::{EngineStatistics, Volume};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
-use octokv_runtime::{CoreWaker, mesh};
+use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
 use octokv_sys::clock;
 use octokv_sys::process::raise_descriptor_limit;
 use std::collections::BTreeMap;
@@ -65,7 +66,7 @@ pub struct RunningNode {
     offline: Mutex<Vec<(NamespaceConfig, StartError)>>,
     /// Held while namespaces are added or removed.
     change_lock: Mutex<()>,
-    /// Held while a core's status is requested.
+    /// Held while a core's status is requested or a function runs on a core.
     status_lock: Mutex<()>,
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
@@ -417,6 +418,20 @@ impl RunningNode {
         (0..self.threads.len())
             .map_while(|core| self.send_and_wait(core, ControlMessage::ReportStatus))
             .collect()
+    }
+
+    /// Runs `function` on a core, counted from 0, between two iterations: it may connect peers and spawn tasks that use
+    /// them. Returns true when it has run, false if the node is stopping.
+    ///
+    /// # Panics
+    /// If the node has no such core.
+    pub fn run_on_core(
+        &self,
+        core: usize,
+        function: impl FnOnce(&ReactorHandle, &PollGroup) + Send + 'static,
+    ) -> bool {
+        let _status_guard = lock(&self.status_lock);
+        self.send_and_wait(core, |response_tx| ControlMessage::Run(Box::new(function), response_tx)).is_some()
     }
 
     /// Stops and joins every thread.

@@ -16,7 +16,8 @@ use crate::monitor::Monitor;
 use crate::namespace_table::NamespaceBackend;
 use crate::reactor::{CoreMessage, ReactorLoop, ReactorParts, SimulatedCosts, new_reactor};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
-use octokv_engine::hash::HashEngine;
+use octokv_client::PollGroup;
+use octokv_engine::AnyEngine;
 use octokv_nvmf::Target;
 use octokv_runtime::device_queue::OPERATIONS_MAX;
 use octokv_runtime::timer::TIMERS_MAX;
@@ -74,6 +75,7 @@ pub struct NodeCore<S, D> {
     control_queue: Arc<ControlQueue<D>>,
     pool: BufferPool,
     handle: ReactorHandle,
+    peers: PollGroup,
     /// The addresses that it listens on.
     addresses: Vec<SocketAddr>,
 }
@@ -99,6 +101,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         for namespace in namespaces {
             attached.attach(namespace).map_err(StartError::System)?;
         }
+        let peers = PollGroup::new(Arc::clone(handle.core_waker()));
         let reactor = new_reactor(ReactorParts {
             sockets,
             listeners,
@@ -108,12 +111,13 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
             target: parts.target,
             namespaces: Rc::clone(attached.table()),
             pool: pool.clone(),
+            peers: peers.clone(),
             requests_max: parts.requests_max,
             monitor: parts.monitor,
             costs: parts.costs,
         });
         let reactor = Box::new(reactor);
-        Ok(NodeCore { reactor, namespaces: attached, control_queue, pool, handle, addresses })
+        Ok(NodeCore { reactor, namespaces: attached, control_queue, pool, handle, peers, addresses })
     }
 
     /// Does everything there is to do at `now`, then executes control messages. Returns false if there was nothing.
@@ -144,6 +148,10 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
                 self.namespaces.detach(id, response_tx);
             }
             ControlMessage::ReportStatus(response_tx) => drop(response_tx.send(self.status())),
+            ControlMessage::Run(function, response_tx) => {
+                function(&self.handle, &self.peers);
+                let _ = response_tx.send(());
+            }
         }
     }
 
@@ -153,6 +161,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         let stages = [Stage::Target, Stage::Kv, Stage::Device];
         CoreStatus {
             connections: self.reactor.connections(),
+            peers: self.peers.len(),
             requests: self.reactor.requests(),
             buffer_bytes_in_use: self.pool.in_use_bytes(),
             buffer_bytes_resident: self.pool.resident_bytes(),
@@ -178,6 +187,18 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         &self.handle
     }
 
+    /// The outgoing sessions, for tasks of this core.
+    pub fn peers(&self) -> &PollGroup {
+        &self.peers
+    }
+
+    /// Closes the outgoing sessions gracefully, while the caller continues to run iterations. Returns whether all have
+    /// ended. REQUIRES: no request of any core is left that may use them.
+    pub fn close_peers(&self) -> bool {
+        self.peers.close();
+        self.peers.is_empty()
+    }
+
     /// The addresses that the core listens on, ports resolved; none except on the first core.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
@@ -185,7 +206,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
 
     /// The backend of a namespace; `None` if the core does not serve it. REQUIRES: the caller drops it before the
     /// namespace is detached, which waits for it.
-    pub fn backend(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<HashEngine>>> {
+    pub fn backend(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<AnyEngine>>> {
         self.namespaces.table().get(id)
     }
 

@@ -10,17 +10,13 @@
 
 use crate::core_metrics::RequestTiming;
 use octokv_base::NamespaceId;
-use octokv_engine::PrefetchStage;
+use octokv_engine::{AnyVolume, PrefetchStage, Volume};
 use octokv_nvmf::RequestOperation;
 use octokv_runtime::WorkerPool;
 use octokv_sched::{CoreId, TenantId};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
-
-/// How many requests ahead each stage is prefetched: their execution time hides one memory access.
-const PREFETCH_DISTANCES: [(usize, PrefetchStage); 3] =
-    [(12, PrefetchStage::Partition), (8, PrefetchStage::Entry), (4, PrefetchStage::Record)];
 
 /// Index of a request's [`ServiceTicket`](octokv_sched::ServiceTicket) on its core; four bytes, since every request
 /// carries one.
@@ -71,7 +67,8 @@ pub struct RequestQueue {
 
 impl RequestQueue {
     /// An empty queue of at most `requests_max` requests; `prefetch` is called once per stage of a request that will
-    /// start soon. [`RequestQueue::start`] asserts the bound, once per batch and not per request.
+    /// start soon, as early as
+    /// [`Volume::PREFETCH`] says. [`RequestQueue::start`] asserts the bound, once per batch and not per request.
     pub fn new(
         requests_max: usize,
         prefetch: impl Fn(&PendingRequest, PrefetchStage) + 'static,
@@ -125,7 +122,7 @@ impl RequestQueue {
             && let Some(request) = self.pop()
         {
             worked = true;
-            for (ahead, stage) in PREFETCH_DISTANCES {
+            for &(ahead, stage) in AnyVolume::PREFETCH {
                 if let Some(later) = self.waiting.get(ahead - 1) {
                     (self.prefetch)(later, stage);
                 }
@@ -186,7 +183,7 @@ mod tests {
         let at = |slot, stage| trace.iter().position(|step| *step == (slot, stage));
         for slot in 0..40 {
             let started_at = at(slot, None).unwrap();
-            for (ahead, stage) in PREFETCH_DISTANCES {
+            for &(ahead, stage) in AnyVolume::PREFETCH {
                 let prefetched_at = at(slot, Some(stage));
                 // The first requests start before a prefetch so far ahead is due.
                 assert_eq!(prefetched_at.is_some(), slot as usize >= ahead, "{slot} {stage:?}");

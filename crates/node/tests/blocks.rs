@@ -1,9 +1,9 @@
 //! Block namespaces against a model: all pairs of block sizes, any order of completions, any power loss.
 
-use octokv_base::{Buffer, BufferPool, Lba, Prng};
+use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
-use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
+use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, MemoryDevice, RamDisk};
 use octokv_node::block_backend::{BlockBackend, BlockVolume};
 use octokv_nvmf::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_runtime::{
@@ -14,7 +14,9 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::cell::RefCell;
 use std::fmt;
+use std::future::Future;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
 const DEVICE_BYTES: usize = 256 << 10;
 /// Block sizes of the namespace and of the device.
@@ -203,6 +205,33 @@ fn concurrent_partial_writes_of_one_device_block_are_all_kept() {
         }
         assert!(disk.contents() == model, "seed {seed}");
     }
+}
+
+#[test]
+fn a_partial_write_that_waits_for_a_buffer_delays_no_other_write_of_its_block() {
+    let disk: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(DEVICE_BYTES as u64, 4096).unwrap()));
+    let blocks = blocks(disk, 512);
+    let all_buffers = blocks.pool.take(8 << 20).unwrap();
+    let write = |lba: u64, bytes: usize, seed: u64| {
+        let write =
+            RequestOperation::Write { lba: Lba(lba), data: data(bytes, seed), force_unit_access: false };
+        Box::pin(blocks.execute(write))
+    };
+    let mut context = Context::from_waker(Waker::noop());
+    let mut partial = write(1, 512, 1);
+    assert!(partial.as_mut().poll(&mut context).is_pending(), "no buffer is free");
+    let whole = write(0, 4096, 2).as_mut().poll(&mut context);
+    assert!(matches!(whole, Poll::Ready(RequestOutcome::Written)), "it needs no buffer");
+    drop(all_buffers);
+    let run_timers = || {
+        blocks.handle.begin_iteration(blocks.handle.now() + Nanos::from_millis(1));
+    };
+    assert!(matches!(block_on(partial, run_timers), RequestOutcome::Written));
+    let read = block_on(blocks.execute(RequestOperation::Read { range: range(0, 8) }), || ());
+    let RequestOutcome::Blocks { buffer } = read else { panic!("blocks were not read") };
+    let mut want = data(4096, 2);
+    want[512..1024].copy_from_slice(&data(512, 1));
+    assert!(*buffer == *want);
 }
 
 #[test]

@@ -8,6 +8,8 @@ const COSTS: TestCosts = TestCosts { call: Nanos::from_micros(1), block: Nanos::
 const SHORT: [u8; 100] = [7; 100];
 static LONG: [u8; 64 << 10] = [7; 64 << 10];
 const FLOODERS: usize = 8;
+/// The first byte of the namespace identifier in a capsule: the common header is 8 bytes.
+const NAMESPACE_OFFSET: usize = 8 + 4;
 /// Enough for many classification intervals.
 const ITERATIONS: usize = 20_000;
 
@@ -118,4 +120,27 @@ fn a_host_with_large_read_buffers_gets_short_values_in_one_iteration() {
     assert!(sent - before >= 50 * SHORT.len() as u64, "{} bytes were sent", sent - before);
     rig.run_core_iteration();
     assert_eq!(rig.pending_and_received_bytes(host).1, sent, "nothing was left for a later iteration");
+}
+
+#[test]
+fn the_rest_of_a_command_behind_a_stall_is_not_slept_over() {
+    // One command uses an iteration up.
+    let costs = TestCosts { call: Nanos::from_micros(1), block: Nanos::from_micros(120) };
+    let mut rig = ReactorRig::with_costs(16 << 20, 32, costs);
+    rig.record_batch(&keys(0, 1), Some(&SHORT));
+    let command = rig.record_batch(&keys(0, 1), None);
+    // A command to a namespace that does not exist ends at once, without a request.
+    let mut rejected = command.clone();
+    rejected[NAMESPACE_OFFSET] = 99;
+    let (head, rest) = command.split_at(20);
+    let host = rig.add_host();
+    let before = rig.pending_and_received_bytes(host).1;
+    rig.send_bytes(host, &[&command, &rejected, &rejected, head].concat());
+    rig.run_core_iteration();
+    assert_eq!(rig.pending_and_received_bytes(host).0, 0, "everything was received, and part of it executed");
+    rig.send_bytes(host, rest);
+    rig.run_until_idle();
+    let (unread_bytes, response_bytes) = rig.pending_and_received_bytes(host);
+    assert_eq!(unread_bytes, 0, "the core sleeps, and the socket causes no further event");
+    assert!(response_bytes - before >= 2 * SHORT.len() as u64, "{response_bytes}");
 }

@@ -3,13 +3,12 @@
 
 #![allow(clippy::disallowed_methods, reason = "the test's own thread reads the clock")]
 
-use octokv_base::{Buffer, BufferPool, Lba, NamespaceId};
+use octokv_base::{Buffer, Lba, NamespaceId};
 use octokv_client::error::ConnectionError;
 use octokv_client::{ClientConfig, Command, Error, Reconnect, RemoteSession, Response, Session};
 use octokv_device::Device;
-use octokv_engine::Durability;
-use octokv_engine::conformance::{self, EngineFixture};
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, format, open};
+use octokv_engine::conformance::{self, EngineFixture, VolumeFixture};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig};
 use octokv_node::{
     CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig, RunningNode, start,
 };
@@ -91,34 +90,9 @@ impl RemoteFixture {
     }
 }
 
-struct HashFixture {
-    unit_bytes: u32,
-    seed: u64,
-}
-
-impl HashFixture {
-    fn settings(&self) -> FormatConfig {
-        FormatConfig { seed: self.seed, unit_bytes: self.unit_bytes, ..FormatConfig::default() }
-    }
-}
-
-impl EngineFixture for HashFixture {
-    type Engine = HashEngine;
-
-    async fn format(&self, device: Rc<dyn Device>) {
-        format(&*device, &self.settings()).await.expect("formats");
-    }
-
-    async fn open(&self, device: Rc<dyn Device>) -> Result<HashEngine, String> {
-        let (pool, settings) =
-            (BufferPool::new(64 << 20), OpenConfig { durability: Durability::PowerSafe, cores: 1 });
-        let volume = open(&device, &pool, settings, &self.settings()).await;
-        Ok(HashEngine::new(volume.map_err(|error| error.to_string())?, 0, device, pool))
-    }
-
-    async fn close(&self, engine: &HashEngine) {
-        engine.checkpoint(true).await.expect("closes");
-    }
+fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
+    let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
+    VolumeFixture::new(format, OpenConfig { durability: Durability::PowerSafe, cores: 1 })
 }
 
 #[test]
@@ -128,9 +102,9 @@ fn the_hash_engine_conforms_on_a_namespace_of_blocks_of_a_real_node() {
         let node = node(directory.path(), block_bytes);
         let fixture = RemoteFixture::new(&node);
         let iterate = RefCell::new(|| fixture.run_iteration());
-        let mut engine_fixture = HashFixture { unit_bytes: block_bytes, seed: 1 };
+        let mut engine_fixture = volume_fixture(block_bytes, 1);
         conformance::sequential(&engine_fixture, &fixture.device(), 5, 400, &iterate);
-        engine_fixture.seed = 2;
+        engine_fixture.format.seed = 2;
         fixture.run_to_completion(EngineFixture::format(&engine_fixture, fixture.device()));
         let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens");
         conformance::concurrent(&[Rc::new(engine)], 6, 300, |_| {
@@ -144,7 +118,7 @@ fn the_hash_engine_conforms_on_a_namespace_of_blocks_of_a_real_node() {
 #[test]
 fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let engine_fixture = HashFixture { unit_bytes: 512, seed: 3 };
+    let engine_fixture = volume_fixture(512, 3);
     let (key, value) = (conformance::key_of(1), conformance::value_of(&conformance::key_of(1), 9, 5000));
     {
         use octokv_engine::{Engine, PutMode, PutOutcome};
@@ -152,7 +126,12 @@ fn data_flushed_by_a_remote_engine_survives_a_node_restart() {
         let fixture = RemoteFixture::new(&node);
         fixture.run_to_completion(EngineFixture::format(&engine_fixture, fixture.device()));
         let engine = fixture.run_to_completion(engine_fixture.open(fixture.device())).expect("opens");
-        let put = engine.put(&key, PutMode::Upsert, conformance::record_of(&key, &value), value.len());
+        let put = engine.put(
+            &key,
+            PutMode::Upsert,
+            conformance::record_of(engine.record_layout(), &key, &value),
+            value.len(),
+        );
         assert_eq!(fixture.run_to_completion(put), Ok(PutOutcome::Stored));
         drop(engine);
         node.stop().expect("shuts down cleanly");

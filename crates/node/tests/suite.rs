@@ -5,6 +5,7 @@ mod allocations;
 mod blocks;
 mod iteration_fairness;
 mod linearizable;
+mod peers;
 mod remote_engine;
 #[path = "support/rig.rs"]
 mod rig;

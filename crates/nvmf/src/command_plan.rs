@@ -106,33 +106,35 @@ pub(crate) enum CommandAction {
     Complete(Status),
 }
 
-/// Maps a command's data to its buffer: the first `key_bytes` go to the key's position behind the engine's
-/// record header, the remaining ones to `value_offset` and on.
+/// Maps a command's data to its buffer: the first `key_bytes` go to `key_offset`, behind the engine's record header, the
+/// remaining ones to `value_offset` and on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PayloadLayout {
     /// Bytes of the key at the start of the data; 0 if the SQE holds the key.
-    pub key_bytes: u32,
+    pub key_bytes: u16,
+    /// Offset of the key in the buffer.
+    pub key_offset: u16,
     /// Offset in the buffer of the data behind the key.
     pub value_offset: u32,
 }
 
 impl PayloadLayout {
     /// Data without a key, at the start of the buffer.
-    pub const PLAIN: PayloadLayout = PayloadLayout { key_bytes: 0, value_offset: 0 };
+    pub const PLAIN: PayloadLayout = PayloadLayout { key_bytes: 0, key_offset: 0, value_offset: 0 };
 
     /// The buffer offset of byte `position` of the data, and how many bytes from there on are contiguous.
     pub fn locate(&self, position: u32) -> (usize, usize) {
-        if position < self.key_bytes {
-            let at = octokv_base::key::RECORD_HEADER_BYTES + position as usize;
-            (at, (self.key_bytes - position) as usize)
+        let key_bytes = u32::from(self.key_bytes);
+        if position < key_bytes {
+            (usize::from(self.key_offset) + position as usize, (key_bytes - position) as usize)
         } else {
-            ((self.value_offset + (position - self.key_bytes)) as usize, usize::MAX)
+            ((self.value_offset + (position - key_bytes)) as usize, usize::MAX)
         }
     }
 
     /// The buffer length that `bytes` bytes of data need.
     pub fn buffer_bytes(&self, bytes: u32) -> usize {
-        self.value_offset as usize + (bytes - self.key_bytes) as usize
+        self.value_offset as usize + (bytes - u32::from(self.key_bytes)) as usize
     }
 
     /// Copies `data`, which starts at byte `position` of the command's data, to its place in the buffer.
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_leading_key_is_copied_behind_the_record_header() {
-        let layout = PayloadLayout { key_bytes: 20, value_offset: 128 };
+        let layout = PayloadLayout { key_bytes: 20, key_offset: 48, value_offset: 128 };
         let mut buffer = vec![0; layout.buffer_bytes(50)];
         assert_eq!(buffer.len(), 158);
         let data: Vec<u8> = (1..=50).collect();

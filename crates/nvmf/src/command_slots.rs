@@ -351,7 +351,7 @@ mod tests {
             pending: PendingCommand::Block(crate::command_plan::PendingNvmCommand::Compare {
                 lba: octokv_base::Lba(0),
             }),
-            layout: PayloadLayout { key_bytes: 0, value_offset: 64 },
+            layout: PayloadLayout { value_offset: 64, ..PayloadLayout::PLAIN },
             expected_bytes: expected,
             received_bytes: 0,
             requested_at: Nanos::ZERO,

@@ -5,7 +5,7 @@
 //! meaning of an opcode; `kv_commands` and `nvm_commands` decode it.
 
 use crate::command_plan::{
-    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PendingCommand,
+    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout, PendingCommand,
 };
 use crate::io_request::RequestOutcome;
 use crate::namespace_info::NamespaceKind;
@@ -27,9 +27,11 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
 
 impl PendingCommand {
     /// The action for a command whose data is in `buffer`, in the layout of its plan.
-    pub fn into_action(self, buffer: Buffer, namespace: NamespaceId) -> CommandAction {
+    pub fn into_action(self, layout: PayloadLayout, buffer: Buffer, namespace: NamespaceId) -> CommandAction {
         match self {
-            PendingCommand::KeyValue(pending) => kv_commands::build_action(pending, buffer, namespace),
+            PendingCommand::KeyValue(pending) => {
+                kv_commands::build_action(pending, layout, buffer, namespace)
+            }
             PendingCommand::Block(pending) => nvm_commands::build_action(pending, buffer),
         }
     }

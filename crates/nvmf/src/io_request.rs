@@ -31,7 +31,7 @@ pub enum RequestOperation {
         key: Key,
         /// Whether the key may, must or must not exist.
         mode: StoreMode,
-        /// Holds the value from [`octokv_base::value_offset`] of the key's length to its end.
+        /// Holds the value from [`RecordLayout::value_offset`](octokv_base::RecordLayout::value_offset) on.
         record: Buffer,
         /// Length of the value in bytes.
         value_bytes: u32,

@@ -13,7 +13,7 @@ use crate::command_plan::{
 };
 use crate::io_request::{RequestOperation, RequestOutcome};
 use crate::namespace_info::NamespaceInfo;
-use octokv_base::{Buffer, Key, NamespaceId, key::RECORD_HEADER_BYTES, value_offset};
+use octokv_base::{Buffer, Key, NamespaceId, RecordLayout};
 use octokv_wire::{Sqe, Status, kv, vendor};
 
 /// Plans a command on a Key Value namespace.
@@ -30,8 +30,9 @@ pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPla
     Ok(match kv::KvCommand::check(sqe)? {
         kv::KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
         kv::KvCommand::Store { key, options, value_bytes } => {
-            check_value_bytes(value_bytes, namespace)?;
-            let layout = PayloadLayout { key_bytes: 0, value_offset: value_offset(key.len()) as u32 };
+            let record = check_value_bytes(value_bytes, namespace)?;
+            let layout =
+                PayloadLayout { value_offset: record.value_offset(key.len()) as u32, ..PayloadLayout::PLAIN };
             let pending = PendingKvCommand::Store { key, mode: options.mode, value_bytes };
             CommandPlan::ReceiveData {
                 pending: PendingCommand::KeyValue(pending),
@@ -70,9 +71,12 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> 
     let mut layout = PayloadLayout::PLAIN;
     match &mut command {
         vendor::VendorCommand::Store { value_bytes, .. } => {
-            check_value_bytes(*value_bytes, namespace)?;
-            let value_offset_bytes = value_offset(usize::from(key_bytes)) as u32;
-            layout = PayloadLayout { key_bytes: u32::from(key_bytes), value_offset: value_offset_bytes };
+            let record = check_value_bytes(*value_bytes, namespace)?;
+            layout = PayloadLayout {
+                key_bytes,
+                key_offset: record.key_offset() as u16,
+                value_offset: record.value_offset(usize::from(key_bytes)) as u32,
+            };
         }
         vendor::VendorCommand::List { limit_bytes, .. } => {
             *limit_bytes = list_limit(*limit_bytes, listing_bytes_max)?;
@@ -90,11 +94,13 @@ fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> 
     })
 }
 
-fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<(), Status> {
-    if value_bytes > namespace.key_value_limits().value_bytes_max {
+/// Where the value goes, unless it is too long for the namespace.
+fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<RecordLayout, Status> {
+    let limits = namespace.key_value_limits();
+    if value_bytes > limits.value_bytes_max {
         return Err(Status::KV_INVALID_VALUE_SIZE.do_not_retry());
     }
-    Ok(())
+    Ok(limits.record_layout)
 }
 
 fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> {
@@ -107,6 +113,7 @@ fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> 
 /// The action for a command whose data is in `buffer`, in the layout of its plan.
 pub(crate) fn build_action(
     pending: PendingKvCommand,
+    layout: PayloadLayout,
     buffer: Buffer,
     namespace: NamespaceId,
 ) -> CommandAction {
@@ -118,7 +125,7 @@ pub(crate) fn build_action(
         PendingKvCommand::Vendor {
             command: vendor::VendorCommand::Store { options, key_bytes, value_bytes },
         } => {
-            let from = RECORD_HEADER_BYTES;
+            let from = usize::from(layout.key_offset);
             let key = key_from_bytes(&buffer[from..from + usize::from(key_bytes)]);
             let operation = RequestOperation::Store { key, mode: options.mode, record: buffer, value_bytes };
             CommandAction::Submit(operation, InFlight::Store)

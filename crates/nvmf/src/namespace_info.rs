@@ -1,7 +1,7 @@
 //! One namespace as hosts see it: identifiers, command set, limits and size.
 
 use crate::config::SubsystemConfig;
-use octokv_base::NamespaceId;
+use octokv_base::{NamespaceId, RecordLayout};
 use octokv_wire::queue_entry::csi;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,8 @@ pub enum NamespaceKind {
         /// The longest key of the vendor commands in bytes; at most 16 means that only standard keys are
         /// supported.
         key_bytes_max: u16,
+        /// Where the engine wants key and value in the buffer of a Store.
+        record_layout: RecordLayout,
     },
     /// NVM command set.
     Block {
@@ -34,6 +36,8 @@ pub struct KvLimits {
     pub value_bytes_max: u32,
     /// The longest key of the vendor commands in bytes.
     pub key_bytes_max: u16,
+    /// Where the engine wants key and value in the buffer of a Store.
+    pub record_layout: RecordLayout,
 }
 
 /// The identity, limits and size of a namespace. Clones share `used_bytes`.
@@ -57,10 +61,12 @@ impl NamespaceInfo {
     /// The limits of a Key Value namespace; both 0 for a block namespace.
     pub fn key_value_limits(&self) -> KvLimits {
         match self.kind {
-            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max } => {
-                KvLimits { value_bytes_max, key_bytes_max }
+            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max, record_layout } => {
+                KvLimits { value_bytes_max, key_bytes_max, record_layout }
             }
-            NamespaceKind::Block { .. } => KvLimits { value_bytes_max: 0, key_bytes_max: 0 },
+            NamespaceKind::Block { .. } => {
+                KvLimits { value_bytes_max: 0, key_bytes_max: 0, record_layout: RecordLayout::new(0) }
+            }
         }
     }
 

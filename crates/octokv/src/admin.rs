@@ -1,5 +1,6 @@
 //! `octokv ns`, `octokv host`, `octokv ana`: changes a running node through its admin socket.
 
+use crate::engine_arg::EngineArg;
 use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use anyhow::anyhow;
@@ -64,6 +65,9 @@ pub struct NsAddArgs {
     /// Size of a missing file or of memory; an existing device keeps its size.
     #[arg(long)]
     pub size: Option<Size>,
+    /// Key-value namespaces: storage engine [default: the node's].
+    #[arg(long)]
+    pub engine: Option<EngineArg>,
     /// Block namespaces: block size in bytes, 512 or 4096 [default: 4096].
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<Size>,
@@ -172,6 +176,7 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 },
                 device: absolute_path(&add.device)?,
                 size_bytes: add.size.map(|size| size.0),
+                engine: add.engine.map(|engine| engine.0.name().to_owned()),
                 block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
                 ana_group: add.ana_group,
                 existing: match (add.format, add.keep) {
@@ -220,9 +225,10 @@ pub fn print_json(value: &impl serde::Serialize) -> CliResult {
 fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
     let mut out = std::io::stdout().lock();
     for one in all {
-        let what = match (one.kind, one.block_bytes, one.keys) {
-            (NamespaceType::Block, Some(bytes), _) => format!("blocks of {bytes} B"),
-            (_, _, Some(keys)) => format!("{keys} keys"),
+        let what = match (&one.engine, one.block_bytes, one.keys) {
+            (_, Some(bytes), _) => format!("blocks of {bytes} B"),
+            (Some(engine), _, Some(keys)) => format!("{engine}, {keys} keys"),
+            (Some(engine), ..) => engine.clone(),
             _ => String::new(),
         };
         let kind = match one.kind {

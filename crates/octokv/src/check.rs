@@ -6,8 +6,8 @@ use crate::exit_status::CliResult;
 use crate::progress::ProgressReporter;
 use crate::size::Size;
 use anyhow::anyhow;
-use octokv_engine::hash::superblock::SuperblockError;
-use octokv_engine::hash::{Finding, FindingKind, OpenError, SalvageReport, VerifyObserver, VerifyReport};
+use octokv_engine::common::superblock::SuperblockError;
+use octokv_engine::{Finding, FindingKind, OpenError, SalvageReport, VerifyObserver, VerifyReport};
 use std::io::Write;
 use std::path::Path;
 

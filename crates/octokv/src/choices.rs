@@ -14,13 +14,6 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Storage engine.
-    EngineChoice {
-        /// A hash index in memory.
-        Hash
-    }
-}
-choices! {
     /// Hash function of keys.
     HashChoice {
         /// XXH3-128: fast.

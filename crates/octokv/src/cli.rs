@@ -2,10 +2,11 @@
 
 use crate::admin;
 use crate::arg_parsers::parse_host_nqn;
-use crate::choices::{DriverChoice, DurabilityChoice, EngineChoice, HashChoice, PollingChoice};
+use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::drive_arg::DriveArg;
+use crate::engine_arg::EngineArg;
 use crate::sched;
-use crate::size::{Size, SizeDistributionArg};
+use crate::size::{Size, SizeDistributionArg, UnitSetting};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_bench::baselines::BaselineKind;
@@ -142,12 +143,13 @@ pub struct ServeArgs {
     /// Discard the data on the device of namespace 1 and format it.
     #[arg(long)]
     pub format: bool,
-    /// Storage engine.
+    /// Storage engine of namespace 1, and of the others that name none.
     #[arg(long)]
-    pub engine: Option<EngineChoice>,
-    /// Format: allocation unit in bytes, 512 to 4096.
+    pub engine: Option<EngineArg>,
+    /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
+    /// file.
     #[arg(long, value_name = "BYTES")]
-    pub unit: Option<Size>,
+    pub unit: Option<UnitSetting>,
     /// Format: hash function of keys.
     #[arg(long)]
     pub hash: Option<HashChoice>,

@@ -3,18 +3,19 @@
 //! The file is TOML with the keys of [`ConfigFile`], flat except for `sched` and the `[[namespace]]` tables.
 //! `octokv.example.toml` documents every key with its default, which a test verifies.
 
-use crate::choices::{DriverChoice, DurabilityChoice, EngineChoice, HashChoice, PollingChoice};
+use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::cli::ServeArgs;
 use crate::config_error::{self, InvalidSetting, check_range};
 use crate::drive_arg::DriveArg;
+use crate::engine_arg::EngineArg;
 use crate::namespace_config;
-use crate::size::Size;
+use crate::size::{Size, UnitSetting};
 use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
-use octokv_engine::hash::FormatConfig;
-use octokv_engine::hash::superblock::HashKind;
-use octokv_node::{DeviceConfig, EngineKind, NodeConfig};
+use octokv_engine::FormatConfig;
+use octokv_engine::HashKind;
+use octokv_node::{DeviceConfig, NodeConfig};
 use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
 use serde::Deserialize;
@@ -32,8 +33,8 @@ pub struct ConfigFile {
     pub device: String,
     pub size: Size,
     pub nand: DriveArg,
-    pub engine: EngineChoice,
-    pub unit: Size,
+    pub engine: EngineArg,
+    pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
     pub value_bytes_max: Size,
@@ -174,8 +175,8 @@ impl Default for ConfigFile {
             device,
             size: Size(size),
             nand: DriveArg(node.drive_profile),
-            engine: EngineChoice::Hash,
-            unit: Size(u64::from(format.unit_bytes)),
+            engine: EngineArg::default(),
+            unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
                 HashKind::Sha1 => HashChoice::Sha1,
@@ -287,8 +288,8 @@ impl ConfigFile {
     /// Validates the settings whose violation is an assertion in another crate.
     fn check(&self) -> Result<(), InvalidSetting> {
         let bad = |key, must: &str| Err(InvalidSetting { key, requirement: must.to_owned() });
-        if !matches!(self.unit.0, 512 | 1024 | 2048 | 4096) {
-            return bad("unit", "512, 1024, 2048 or 4096 bytes");
+        if !matches!(self.unit.0, None | Some(512 | 1024 | 2048 | 4096)) {
+            return bad("unit", "512, 1024, 2048 or 4096 bytes, or \"auto\"");
         }
         if !self.bitmap_partitions.is_power_of_two() || self.bitmap_partitions > 4096 {
             return bad("bitmap_partitions", "a power of two from 1 to 4096");
@@ -396,7 +397,8 @@ impl ConfigFile {
         };
         let defaults = NodeConfig::default();
         let format = FormatConfig {
-            unit_bytes: self.unit.0 as u32,
+            engine: self.engine.0,
+            unit_bytes: self.unit.0,
             hash: match self.hash {
                 HashChoice::Xxh3 => HashKind::Xxh3,
                 HashChoice::Sha1 => HashKind::Sha1,
@@ -413,9 +415,6 @@ impl ConfigFile {
         Ok(NodeConfig {
             device,
             drive_profile: self.nand.0,
-            engine: match self.engine {
-                EngineChoice::Hash => EngineKind::Hash,
-            },
             format,
             reformat,
             durability: match self.durability {
@@ -488,9 +487,27 @@ mod tests {
     }
 
     #[test]
+    fn the_unit_is_the_devices_unless_it_is_given() {
+        for (text, want) in [
+            ("", None),
+            ("unit = \"auto\"", None),
+            ("unit = 512", Some(512)),
+            ("unit = \"4KiB\"", Some(4096)),
+        ] {
+            let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+            assert_eq!(node.format.unit_bytes, want, "{text}");
+        }
+        let mut config = parse_text("unit = 1024").unwrap();
+        config.apply_flags(&ServeArgs { unit: Some("auto".parse().unwrap()), ..ServeArgs::default() });
+        assert_eq!(config.to_node_config(false).unwrap().format.unit_bytes, None);
+    }
+
+    #[test]
     fn invalid_values_fail_with_their_key() {
         let table = [
             ("unit = 5000", "unit"),
+            ("unit = \"4GiB\"", "unit"),
+            ("unit = 0", "unit"),
             ("bitmap_partitions = 3", "bitmap_partitions"),
             ("nqn = \"node\"", "nqn"),
             ("queue_depth = 1", "queue_depth"),

@@ -9,7 +9,7 @@
 //! - [`config`]: the node's configuration from file and flags; `octokv.example.toml`.
 //! - [`config_error`]: error messages about the configuration file.
 //! - [`namespace_config`]: `[[namespace]]` tables of that file.
-//! - [`drive_arg`]: names of simulated drives.
+//! - [`drive_arg`], [`engine_arg`]: names of simulated drives and of storage engines.
 //! - [`size`]: sizes with units.
 //! - [`exit_status`]: exit codes and messages.
 //! - [`serve`]: runs a node until a signal.
@@ -39,6 +39,7 @@ mod config;
 mod config_error;
 mod demo;
 mod drive_arg;
+mod engine_arg;
 mod exit_status;
 mod kv_commands;
 mod namespace_config;

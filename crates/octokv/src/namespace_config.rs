@@ -2,10 +2,11 @@
 
 use crate::config_error::InvalidSetting;
 use crate::drive_arg::DriveArg;
+use crate::engine_arg::EngineArg;
 use crate::size::Size;
 use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::{NamespaceId, crc32c};
-use octokv_engine::hash::FormatConfig;
+use octokv_engine::FormatConfig;
 use octokv_node::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
 };
@@ -40,6 +41,9 @@ pub struct NamespaceSection {
     /// Block namespaces: block size, 512 or 4096.
     #[serde(default)]
     pub block_size: Option<Size>,
+    /// Key-value namespaces: storage engine; that of the node if none is named.
+    #[serde(default)]
+    pub engine: Option<EngineArg>,
     /// ANA group, 1 to 32.
     #[serde(default = "default_ana_group")]
     pub ana_group: u32,
@@ -77,9 +81,13 @@ impl NamespaceSection {
             (NamespaceKindKey::Block, Some(Size(bytes @ (512 | 4096)))) => bytes as u32,
             (NamespaceKindKey::Block, Some(_)) => return bad("one whose block_size is 512 or 4096"),
         };
+        if self.kind == NamespaceKindKey::Block && self.engine.is_some() {
+            return bad("one without engine, or of kind \"kv\"");
+        }
         let (command_set, existing_data) = match self.kind {
             NamespaceKindKey::Kv => {
-                let format = FormatConfig { namespace: self.nsid, ..format };
+                let engine = self.engine.map_or(format.engine, |named| named.0);
+                let format = FormatConfig { engine, namespace: self.nsid, ..format };
                 (CommandSetConfig::KeyValue { format }, ExistingDataPolicy::Check)
             }
             // Hosts may have written anything in an earlier run.

@@ -50,6 +50,48 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// The allocation unit of a volume in bytes; `None`, in text `auto`, if the device determines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnitSetting(pub Option<u32>);
+
+const AUTO: &str = "auto";
+
+impl FromStr for UnitSetting {
+    type Err = String;
+    fn from_str(text: &str) -> Result<UnitSetting, String> {
+        match text {
+            AUTO => Ok(UnitSetting(None)),
+            size => match size.parse::<Size>() {
+                Ok(size) => Ok(size.into()),
+                Err(_) => Err(format!("\"{size}\" is not {AUTO} or {EXPECTED}")),
+            },
+        }
+    }
+}
+
+impl From<Size> for UnitSetting {
+    /// A size beyond the range of units stays beyond it.
+    fn from(Size(bytes): Size) -> UnitSetting {
+        UnitSetting(Some(u32::try_from(bytes).unwrap_or(u32::MAX)))
+    }
+}
+
+impl<'de> Deserialize<'de> for UnitSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UnitSetting, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum SizeOrText {
+            Bytes(u64),
+            Text(String),
+        }
+        match SizeOrText::deserialize(deserializer) {
+            Ok(SizeOrText::Bytes(bytes)) => Ok(Size(bytes).into()),
+            Ok(SizeOrText::Text(text)) => text.parse().map_err(Error::custom),
+            Err(_) => Err(Error::custom(format!("not {AUTO} or {EXPECTED}"))),
+        }
+    }
+}
+
 /// Size distribution of keys or values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeDistributionArg(pub SizeDistribution);

@@ -72,12 +72,14 @@ fn namespaces_are_added_used_and_found_again_after_a_restart_and_after_a_kill() 
     node.server.put("key", "first");
     assert_eq!(node.nsids(), [1, 2, 7]);
     let before = node.list();
+    let engines: Vec<&Value> = before.iter().map(|one| &one["engine"]).collect();
+    assert_eq!(engines, [&Value::from("hash"), &Value::from("hash"), &Value::Null]);
     node.server.stop();
     for kill in [true, false] {
         let mut node = Node::start(directory);
         assert_eq!(node.list().len(), 3);
         for (one, was) in node.list().iter().zip(&before) {
-            for field in ["nsid", "kind", "device", "size_bytes", "block_bytes", "added"] {
+            for field in ["nsid", "kind", "engine", "device", "size_bytes", "block_bytes", "added"] {
                 assert_eq!(one[field], was[field], "{field}");
             }
         }
@@ -125,6 +127,8 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
         ),
         (&["--kind", "kv", "--device", &new, "--size", "1MiB", "--block-size", "512"], 2, &["block_size"]),
         (&["--kind", "kv", "--device", &new, "--size", "64KiB"], 2, &["new"]),
+        (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--engine", "tree"], 2, &["tree", "hash"]),
+        (&["--kind", "block", "--device", &new, "--size", "64MiB", "--engine", "hash"], 2, &["engine"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--keep"], 2, &["keep"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "1"], 1, &["namespace 1 already"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "0"], 2, &["nsid"]),
@@ -303,6 +307,8 @@ fn namespaces_of_the_configuration_file_are_served_and_checked() {
     node.server.stop();
     for (text, part) in [
         ("[[namespace]]\nnsid = 1\nkind = \"kv\"\ndevice = \"x\"\n", "nsid"),
+        ("[[namespace]]\nnsid = 2\nkind = \"kv\"\ndevice = \"x\"\nengine = \"tree\"\n", "\"tree\": \"hash\""),
+        ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\nengine = \"hash\"\n", "without engine"),
         ("[[namespace]]\nnsid = 2\nkind = \"disk\"\ndevice = \"x\"\n", "kv"),
         ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"memory\"\n", "size"),
         ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\nblock_size = 1000\n", "block_size"),
@@ -405,6 +411,13 @@ fn malformed_admin_requests_get_an_error_and_disturb_no_other_client() {
         let response = node.raw_request(request);
         assert!(response.starts_with("HTTP/1.") && response.contains(status), "{request:?}: {response}");
     }
+    let body = r#"{"kind":"kv","device":"memory","size_bytes":67108864,"engine":"tree"}"#;
+    let unknown_engine = format!(
+        "POST /v1/namespaces HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let response = node.raw_request(&unknown_engine);
+    assert!(response.contains("400") && response.contains("tree"), "{response}");
     let body = r#"{"window_ms":9}"#;
     let former = format!(
         "PUT /v2/scheduling HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",

@@ -31,18 +31,55 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
     let device = directory.path().join("device");
     Server::start(directory.path(), "64MiB").stop();
     let formatted = std::fs::read(&device).unwrap();
-    // Byte 12 is the version, byte 14 the engine, bytes 8 to 12 the checksum of 12 to 512 (docs/FORMATS.md).
-    for (at, part) in [(12, "version 77"), (14, "number 77")] {
+    // Byte 12 is the version, 14 the engine, 138 the number of devices, bytes 8 to 12 the checksum of 12 to 512
+    // (docs/FORMATS.md).
+    let table = [
+        (12, 77, "version 77"),
+        (14, 77, "number 77"),
+        (14, 2, "a volume of the lsm engine, not of the hash engine"),
+        (138, 4, "device 0 of a volume of 4 devices"),
+    ];
+    for (at, byte, part) in table {
         let mut other = formatted.clone();
         for superblock in [0, 4096, 8192, 12288] {
-            other[superblock + at] = 77;
+            other[superblock + at] = byte;
             let crc = octokv_base::crc32c(&other[superblock + 12..superblock + 512]);
             other[superblock + 8..superblock + 12].copy_from_slice(&crc.to_le_bytes());
         }
         std::fs::write(&device, &other).unwrap();
         serve_expecting_failure(&device, &[]).assert_failed(1, &[device.to_str().unwrap(), part, "--format"]);
+        check(&device).assert_failed(1, &[device.to_str().unwrap(), part]);
         assert!(std::fs::read(&device).unwrap() == other, "the device was written to");
     }
+}
+
+/// The space of a value of 4 KiB on a new file, as `check` prints it.
+fn space_of_4_kib(more: &[&str]) -> String {
+    let directory = temp_directory();
+    let device = directory.path().join("device");
+    let fixed = ["--size", "64MiB", "--listen", "127.0.0.1:0", "--device", device.to_str().unwrap()];
+    let arguments: Vec<&str> = fixed.iter().chain(more).copied().collect();
+    let server = Server::start_with(directory.path(), &arguments);
+    server.put("key", &"v".repeat(4096));
+    server.stop();
+    let checked = check(&device);
+    let space = checked.stdout_ok().lines().find_map(|line| line.strip_prefix("space ")).unwrap();
+    space.split(" of ").next().unwrap().trim().to_owned()
+}
+
+#[test]
+fn the_unit_is_what_the_file_system_writes_without_a_read_unless_it_is_given() {
+    let directory = temp_directory();
+    let file = octokv_sys::file::open_device(&directory.path().join("file"), Some(1 << 20), true).unwrap();
+    let of_block = match file.preferred_write_bytes() {
+        512 => "4.5 KiB",
+        1024 => "5.0 KiB",
+        2048 => "6.0 KiB",
+        _ => "8.0 KiB",
+    };
+    assert_eq!(space_of_4_kib(&[]), of_block);
+    assert_eq!(space_of_4_kib(&["--unit", "auto"]), of_block);
+    assert_eq!(space_of_4_kib(&["--unit", "4096"]), "8.0 KiB");
 }
 
 #[test]

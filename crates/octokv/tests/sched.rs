@@ -3,7 +3,7 @@
 use crate::common::{CommandOutput, OCTOKV, Server, octokv, serve_expecting_failure, temp_directory};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 const TENANT: &str = "nqn.2026-11.io.example:tenant";
 
@@ -156,27 +156,48 @@ fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     node.server.stop();
 }
 
+/// The requests by core of a load, while it runs: the sums of the sampling intervals that were read, each once. Begins after
+/// the interval `last` and ends with one that began after the load, whose number it returns too.
+fn requests_of(node: &Node, load: &mut Child, mut last: u64) -> ([f64; 2], u64) {
+    let (mut requests, mut first_without) = ([0.0; 2], None);
+    loop {
+        if first_without.is_none() && load.try_wait().unwrap().is_some() {
+            // The last complete interval is followed by the current one, in which the load ended.
+            first_without = Some(interval_number(&node.interval()) + 2);
+        }
+        let interval = node.interval();
+        let number = interval_number(&interval);
+        if first_without.is_some_and(|first| number >= first) {
+            return (requests, number);
+        }
+        if number > last {
+            let cores = numbers(&interval, "cores", "requests");
+            requests.iter_mut().zip(cores).for_each(|(sum, requests)| *sum += requests);
+            last = number;
+        }
+    }
+}
+
+fn interval_number(interval: &Value) -> u64 {
+    interval["number"].as_u64().unwrap()
+}
+
 #[test]
 fn single_queue_hosts_are_assigned_to_cores_in_turn() {
     let directory = temp_directory();
     let node = Node::start(directory.path(), &[]);
-    node.run(&["sched", "set", "--window-ms", "50"]).stdout_ok();
-    let mut cores = Vec::new();
+    node.run(&["sched", "set", "--window-ms", "100"]).stdout_ok();
+    let (mut cores, mut last) = (Vec::new(), interval_number(&node.interval()));
     for _ in 0..4 {
         let load = ["bench", "--url", &node.server.url, "--workload", "fillseq", "--num", "50"];
         let more = ["--value-size", "100", "--threads", "1", "--seconds", "1"];
         let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
-        let mut requests = [0.0; 2];
-        while bench.try_wait().unwrap().is_none() {
-            let interval = numbers(&node.interval(), "cores", "requests");
-            requests.iter_mut().zip(interval).for_each(|(sum, requests)| *sum += requests);
-        }
+        let (requests, number) = requests_of(&node, &mut bench, last);
+        last = number;
         cores.push(
             requests.iter().position(|&sum| sum > 0.0).expect("no requests in the intervals of a second"),
         );
         assert!(requests.contains(&0.0), "on one core only: {requests:?}");
-        // Until an interval has no requests of this one.
-        while numbers(&node.interval(), "cores", "requests").iter().sum::<f64>() > 0.0 {}
     }
     assert_eq!(cores, [0, 1, 0, 1]);
 }

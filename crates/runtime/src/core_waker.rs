@@ -1,7 +1,7 @@
 //! Wakes a core that may be asleep: no lost wake-up, and no system call if the core is awake.
 //!
 //! ```text
-//!            notify                  notify: signals the eventfd
+//!            notify                  notify: signals the eventfd, or lists the core
 //!    AWAKE ────────▶ NOTIFIED ◀───────────────────── SLEEPING
 //!     ▲ ◀──────────────┘ begin_iteration             │ ▲
 //!     │                                              │ │
@@ -15,8 +15,9 @@
 //! Model checked in `tests/loom.rs`; with a real eventfd in `tests/reactor.rs`.
 
 use crate::sync::{AtomicU8, EventFd, Ordering, fence};
+use crate::wake_list::WakeListEntry;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 const AWAKE: u8 = 0;
 const NOTIFIED: u8 = 1;
@@ -28,6 +29,8 @@ pub struct CoreWaker {
     state: AtomicU8,
     /// `None` for a core that never blocks: in the simulation and in tests.
     event: Option<EventFd>,
+    /// Set for a core whose sleep is simulated.
+    wake_list_entry: OnceLock<WakeListEntry>,
 }
 
 impl CoreWaker {
@@ -36,12 +39,24 @@ impl CoreWaker {
     /// # Errors
     /// Fails if the process is out of file descriptors.
     pub fn new() -> io::Result<Arc<CoreWaker>> {
-        Ok(Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: Some(EventFd::new()?) }))
+        Ok(CoreWaker::with_event(Some(EventFd::new()?)))
     }
 
     /// A waker for a core that never blocks: in the simulation and in tests.
     pub fn without_eventfd() -> Arc<CoreWaker> {
-        Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event: None })
+        CoreWaker::with_event(None)
+    }
+
+    fn with_event(event: Option<EventFd>) -> Arc<CoreWaker> {
+        Arc::new(CoreWaker { state: AtomicU8::new(AWAKE), event, wake_list_entry: OnceLock::new() })
+    }
+
+    /// From now on lists the core by `entry` when a `notify` ends its sleep.
+    ///
+    /// # Panics
+    /// If the core is listed already.
+    pub(crate) fn list_wakeups(&self, entry: WakeListEntry) {
+        assert!(self.wake_list_entry.set(entry).is_ok(), "a CoreWaker wakes one core");
     }
 
     /// Notifies the core that something was published for it. Callable from any thread.
@@ -54,10 +69,19 @@ impl CoreWaker {
         if self.state.load(Ordering::Relaxed) == NOTIFIED {
             return;
         }
-        if self.state.swap(NOTIFIED, Ordering::SeqCst) == SLEEPING
-            && let Some(event) = &self.event
-        {
+        if self.state.swap(NOTIFIED, Ordering::SeqCst) == SLEEPING {
+            self.signal();
+        }
+    }
+
+    /// Ends the sleep of the core.
+    #[cold]
+    fn signal(&self) {
+        if let Some(event) = &self.event {
             event.signal();
+        }
+        if let Some(entry) = self.wake_list_entry.get() {
+            entry.list();
         }
     }
 

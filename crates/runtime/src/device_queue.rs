@@ -85,6 +85,8 @@ pub struct DeviceSource {
     pub size_bytes: u64,
     /// The block size in bytes, the unit of transfers: a power of two, 512 to 4096.
     pub block_bytes: u32,
+    /// The size in bytes from which a write needs no read below: at least a block.
+    pub preferred_write_bytes: u32,
     pub(crate) kind: DeviceSourceKind,
 }
 
@@ -101,6 +103,7 @@ impl DeviceSource {
             name: file.path().to_string_lossy().into(),
             size_bytes: file.size_bytes(),
             block_bytes: file.block_bytes(),
+            preferred_write_bytes: file.preferred_write_bytes(),
             kind: DeviceSourceKind::Kernel(Arc::new(file)),
         }
     }

@@ -15,6 +15,7 @@
 //! - [`timer`]: a binary heap of deadlines.
 //! - [`reactor_handle`]: a task's access to its reactor: time, timers, background tasks, devices.
 //! - [`core_waker`]: wakes a core that may be asleep, without a lost wake-up.
+//! - `wake_list`: the cores that it woke, for the simulation.
 //! - [`mailbox`]: bounded message rings between cores.
 //! - [`cpu_accounting`]: the processor time of a core by stage.
 //! - [`idle_policy`]: when an idle core spins and when it sleeps.
@@ -40,6 +41,7 @@ pub mod thread_queue;
 pub mod timer;
 pub mod uring_queue;
 pub mod waiter_queue;
+mod wake_list;
 mod wake_set;
 pub mod worker_pool;
 

@@ -41,6 +41,8 @@ pub fn mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> Vec<Mailbox<T
 pub struct DelayedMesh<T> {
     /// By sender, then by receiver: the ring of sent messages and the ring of delivered ones.
     links: Vec<Vec<(Consumer<T>, Producer<T>)>>,
+    /// By receiver.
+    core_wakers: Vec<Arc<CoreWaker>>,
 }
 
 /// The mailboxes of a [`mesh`] whose messages stay in transit until [`DelayedMesh::deliver`]. Per ordered pair of
@@ -57,7 +59,7 @@ pub fn delayed_mesh<T>(core_wakers: &[Arc<CoreWaker>], capacity: usize) -> (Vec<
         }
         links.push(row);
     }
-    (mailboxes, DelayedMesh { links })
+    (mailboxes, DelayedMesh { links, core_wakers: core_wakers.to_vec() })
 }
 
 impl<T> DelayedMesh<T> {
@@ -66,12 +68,14 @@ impl<T> DelayedMesh<T> {
         self.links[from].iter_mut().enumerate().find_map(|(to, (sent, _))| Some((to, sent.pop().ok()?)))
     }
 
-    /// Delivers a message. The caller notifies the receiver.
+    /// Delivers a message and notifies the receiver.
     ///
     /// # Errors
     /// Returns the message if the receiver's ring is full.
     pub fn deliver(&mut self, from: usize, to: usize, message: T) -> Result<(), T> {
-        self.links[from][to].1.push(message).map_err(|PushError::Full(message)| message)
+        self.links[from][to].1.push(message).map_err(|PushError::Full(message)| message)?;
+        self.core_wakers[to].notify();
+        Ok(())
     }
 }
 
@@ -176,7 +180,9 @@ mod tests {
             (delayed.take_sent(1), delayed.take_sent(0), delayed.take_sent(0)),
             (None, Some((1, 7)), None)
         );
+        core_wakers[1].begin_iteration();
         assert_eq!(delayed.deliver(0, 1, 7), Ok(()));
+        assert!(core_wakers[1].begin_iteration(), "a delivered message notifies its receiver");
         assert_eq!(delayed.deliver(0, 1, 9), Err(9), "the first was not received");
         assert_eq!(
             (mailboxes[0].receive(), mailboxes[1].receive(), mailboxes[1].receive()),

@@ -70,6 +70,16 @@ impl<T> WaiterQueue<T> {
         self.waiters.pop_front().map(|waiter| (waiter.value, waiter.waker))
     }
 
+    /// The value of the first waiter.
+    pub fn first(&self) -> Option<&T> {
+        self.waiters.front().map(|waiter| &waiter.value)
+    }
+
+    /// Takes the waker of the first waiter, which stays queued and must set its waker again if it still waits.
+    pub fn take_first_waker(&mut self) -> Option<Waker> {
+        self.waiters.front_mut()?.waker.take()
+    }
+
     /// Removes a waiter at any position. `None` if it is not queued.
     pub fn remove(&mut self, ticket: WaiterTicket) -> Option<T> {
         let index = self.index_of(ticket)?;
@@ -132,5 +142,7 @@ mod tests {
             1,
             "only the third has a waker left"
         );
+        assert!(queue.take_first_waker().is_some() && queue.take_first_waker().is_none());
+        assert_eq!(queue.first(), Some(&1), "the first waiter stays queued");
     }
 }

@@ -5,5 +5,7 @@ mod common;
 mod device_queues;
 mod kernel_sockets;
 mod reactor;
+mod run_queue;
 mod simulated;
+mod simulated_hosts;
 mod tasks;

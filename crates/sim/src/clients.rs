@@ -31,6 +31,16 @@ pub trait Workload: TrackProgress {
     /// Disk and namespace of a new session; `None` if the node has no namespace.
     fn select_namespace(&self, random: &mut Prng) -> Option<(usize, NamespaceId)>;
 
+    /// The node that has this disk.
+    fn node_of(&self, _disk: usize) -> usize {
+        0
+    }
+
+    /// Whether the loss of a connection is a violation, since no fault may cause it.
+    fn must_keep_connections(&self) -> bool {
+        false
+    }
+
     /// Whether the node still serves this disk as this namespace.
     fn is_served(&self, disk: usize, namespace: NamespaceId) -> bool;
 
@@ -101,7 +111,8 @@ impl ClientHost {
 pub struct Clients<W: Workload> {
     sim: SimEnv,
     host: SimHostId,
-    node: SocketAddr,
+    /// The addresses of the nodes.
+    nodes: Vec<SocketAddr>,
     plan: ClientHostPlan,
     random: Prng,
     handle: ReactorHandle,
@@ -112,11 +123,11 @@ pub struct Clients<W: Workload> {
 }
 
 impl<W: Workload> Clients<W> {
-    /// Clients on `host` for the node at address `node`.
+    /// Clients on `host` for the nodes at these addresses.
     pub fn new(
         sim: &SimEnv,
         host: &ClientHost,
-        node: SocketAddr,
+        nodes: Vec<SocketAddr>,
         random: Prng,
         handle: ReactorHandle,
         workload: &Rc<RefCell<W>>,
@@ -133,7 +144,7 @@ impl<W: Workload> Clients<W> {
         Clients {
             sim: sim.clone(),
             host: *host,
-            node,
+            nodes,
             plan: *plan,
             random,
             handle,
@@ -191,7 +202,8 @@ impl<W: Workload> Clients<W> {
             return true;
         }
         if quiescing {
-            return busy;
+            // The next iteration sends what the disconnect has queued.
+            return busy || self.slots[index].closing_since == Some(now);
         }
         while self.can_submit(index, now) {
             self.submit(index, now);
@@ -210,7 +222,8 @@ impl<W: Workload> Clients<W> {
         };
         let config = ClientConfig { namespace, ..client_config(self.host, &self.plan) };
         slot.disk = disk;
-        slot.session = Some(Session::new(self.sim.sockets(self.host), self.node, config, now));
+        let node = self.nodes[self.workload.borrow().node_of(disk)];
+        slot.session = Some(Session::new(self.sim.sockets(self.host), node, config, now));
         true
     }
 
@@ -228,6 +241,11 @@ impl<W: Workload> Clients<W> {
         let mut workload = self.workload.borrow_mut();
         if workload.must_not_time_out() && session.last_error() == Some(ConnectionError::TimedOut) {
             workload.progress_mut().fail("a command timed out without an injected fault".to_owned());
+        }
+        if let Some(error) = session.last_error().filter(|_| workload.must_keep_connections())
+            && !workload.progress().quiescing
+        {
+            workload.progress_mut().fail(format!("a connection was lost without an injected fault: {error}"));
         }
         busy
     }

@@ -1,4 +1,4 @@
-//! Injects the faults of a phase: connections, links, client hosts and disks.
+//! Injects the faults of a phase: connections, links, hosts, clocks and disks.
 //!
 //! ```text
 //!   scheduled ──begin──▶ active ──end: when due, or all at the end of a phase──▶ ended
@@ -8,38 +8,47 @@
 //! stopped if and only if a crash of it is active; the runner restarts its clients when the fault ends.
 
 use crate::faulty_disk::DiskFaults;
-use crate::scenario::{FaultKind, ScheduledFault};
+use crate::scenario::{FaultKind, FaultedHost, ScheduledFault};
 use octokv_base::Nanos;
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimLinkConfig};
 
 /// Active faults of a simulation.
 pub struct FaultInjector {
     sim: SimEnv,
-    node: SimHostId,
+    /// Nodes, by the index that faults name.
+    nodes: Vec<SimHostId>,
     /// Client hosts, by the index that faults name.
     clients: Vec<SimHostId>,
     /// Link properties without a fault.
     link: SimLinkConfig,
-    disk: DiskFaults,
+    /// Faults of the disks of each node.
+    disks: Vec<DiskFaults>,
     /// Active faults and their end times.
     active: Vec<(Nanos, FaultKind)>,
 }
 
 impl FaultInjector {
-    /// No active faults, between `node` and `clients` with links of `link`.
+    /// No active faults, between `nodes` and `clients` with links of `link`.
     pub fn new(
         sim: &SimEnv,
-        node: SimHostId,
+        nodes: Vec<SimHostId>,
         clients: Vec<SimHostId>,
         link: SimLinkConfig,
-        disk: DiskFaults,
+        disks: Vec<DiskFaults>,
     ) -> FaultInjector {
-        FaultInjector { sim: sim.clone(), node, clients, link, disk, active: Vec::new() }
+        FaultInjector { sim: sim.clone(), nodes, clients, link, disks, active: Vec::new() }
     }
 
-    /// Faults of the node's disks.
-    pub fn disk(&self) -> &DiskFaults {
-        &self.disk
+    /// Faults of each node's disks.
+    pub fn disks(&self) -> &[DiskFaults] {
+        &self.disks
+    }
+
+    fn host(&self, host: FaultedHost) -> SimHostId {
+        match host {
+            FaultedHost::Node(node) => self.nodes[node],
+            FaultedHost::Client(client) => self.clients[client],
+        }
     }
 
     /// Whether any fault is active.
@@ -63,20 +72,29 @@ impl FaultInjector {
     pub fn begin(&mut self, fault: &ScheduledFault) -> Option<usize> {
         let mut stopped = None;
         match fault.kind {
-            FaultKind::ConnectionReset { host } => {
-                self.sim.reset_streams(self.clients[host], self.node);
+            FaultKind::ConnectionReset { host, node } => {
+                self.sim.reset_streams(self.clients[host], self.nodes[node]);
                 return None;
             }
-            FaultKind::Partition { host } => {
-                self.sim.set_partitioned(self.clients[host], self.node, true);
+            FaultKind::Partition { host, node } => {
+                self.sim.set_partitioned(self.clients[host], self.nodes[node], true);
             }
-            FaultKind::SlowLink { host, link } => self.sim.set_link(self.clients[host], self.node, link),
+            FaultKind::LinkCut { host, node, to_node } => self.set_cut(host, node, to_node, true),
+            FaultKind::SlowLink { host, node, link } => {
+                self.sim.set_link(self.clients[host], self.nodes[node], link);
+            }
+            FaultKind::Pause { host } => self.sim.set_paused(self.host(host), true),
+            FaultKind::ClockDrift { host, drift_ppm } => {
+                self.sim.set_clock_drift(self.host(host), drift_ppm);
+            }
             FaultKind::ClientHostCrash { host, .. } if self.is_crashed(host) => return None,
             FaultKind::ClientHostCrash { host, stop } => {
                 self.sim.stop_host(self.clients[host], stop);
                 stopped = Some(host);
             }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.disk.activate(fault.kind),
+            FaultKind::SlowDisk { node, .. } | FaultKind::DiskErrors { node, .. } => {
+                self.disks[node].activate(fault.kind);
+            }
         }
         self.active.push((self.sim.now() + fault.duration, fault.kind));
         stopped
@@ -90,7 +108,7 @@ impl FaultInjector {
 
     /// Removes all active faults, and ends those of the disk. The caller passes each to [`FaultInjector::end`].
     pub fn take_all(&mut self) -> Vec<FaultKind> {
-        self.disk.clear();
+        self.disks.iter().for_each(DiskFaults::clear);
         self.active.drain(..).map(|(_, kind)| kind).collect()
     }
 
@@ -98,18 +116,27 @@ impl FaultInjector {
     pub fn end(&mut self, kind: FaultKind) -> Option<usize> {
         match kind {
             FaultKind::ConnectionReset { .. } => {}
-            FaultKind::Partition { host } => {
-                self.sim.set_partitioned(self.clients[host], self.node, false);
+            FaultKind::Partition { host, node } => {
+                self.sim.set_partitioned(self.clients[host], self.nodes[node], false);
             }
-            FaultKind::SlowLink { host, .. } => {
-                self.sim.set_link(self.clients[host], self.node, self.link);
+            FaultKind::LinkCut { host, node, to_node } => self.set_cut(host, node, to_node, false),
+            FaultKind::SlowLink { host, node, .. } => {
+                self.sim.set_link(self.clients[host], self.nodes[node], self.link);
             }
+            FaultKind::Pause { host } => self.sim.set_paused(self.host(host), false),
+            FaultKind::ClockDrift { host, .. } => self.sim.set_clock_drift(self.host(host), 0),
             FaultKind::ClientHostCrash { host, .. } => {
                 self.sim.start_host(self.clients[host]);
                 return Some(host);
             }
-            FaultKind::SlowDisk { .. } | FaultKind::DiskErrors { .. } => self.disk.clear(),
+            FaultKind::SlowDisk { node, .. } | FaultKind::DiskErrors { node, .. } => self.disks[node].clear(),
         }
         None
+    }
+
+    fn set_cut(&self, client: usize, node: usize, to_node: bool, cut: bool) {
+        let (client, node) = (self.clients[client], self.nodes[node]);
+        let (from, to) = if to_node { (client, node) } else { (node, client) };
+        self.sim.set_cut(from, to, cut);
     }
 }

@@ -21,6 +21,8 @@ struct FailureRates {
 
 struct ActiveFaults {
     random: Prng,
+    /// Whether the disk beneath fails every operation.
+    is_lost: bool,
     rates: FailureRates,
     slow_one_in: Option<(u64, Nanos)>,
     reads_failed: u64,
@@ -35,7 +37,14 @@ impl DiskFaults {
     /// No active faults; `random` selects the operations to fail or delay.
     pub fn new(random: Prng) -> DiskFaults {
         let rates = FailureRates::default();
-        let active = ActiveFaults { random, rates, slow_one_in: None, reads_failed: 0, operations_failed: 0 };
+        let active = ActiveFaults {
+            random,
+            is_lost: false,
+            rates,
+            slow_one_in: None,
+            reads_failed: 0,
+            operations_failed: 0,
+        };
         DiskFaults(Rc::new(RefCell::new(active)))
     }
 
@@ -43,15 +52,24 @@ impl DiskFaults {
     pub fn activate(&self, kind: FaultKind) {
         let mut active = self.0.borrow_mut();
         match kind {
-            FaultKind::SlowDisk { one_in, delay_max: most } => active.slow_one_in = Some((one_in, most)),
-            FaultKind::DiskErrors { read_one_in: reads, write_one_in: writes, flush_one_in: flushes } => {
-                active.rates = FailureRates { reads, writes, flushes }
-            }
+            FaultKind::SlowDisk { one_in, delay_max: most, .. } => active.slow_one_in = Some((one_in, most)),
+            FaultKind::DiskErrors {
+                read_one_in: reads, write_one_in: writes, flush_one_in: flushes, ..
+            } => active.rates = FailureRates { reads, writes, flushes },
             _ => {}
         }
     }
 
-    /// Deactivates all faults.
+    /// Counts from now on every operation as failed, because the disk is lost; or not, because it was replaced.
+    pub fn set_lost(&self, lost: bool) {
+        let mut active = self.0.borrow_mut();
+        active.is_lost = lost;
+        // Those in flight.
+        active.reads_failed += u64::from(lost);
+        active.operations_failed += 2 * u64::from(lost);
+    }
+
+    /// Deactivates all faults except the loss of the disk.
     pub fn clear(&self) {
         let mut active = self.0.borrow_mut();
         (active.rates, active.slow_one_in) = (FailureRates::default(), None);
@@ -75,6 +93,10 @@ impl DiskFaults {
     /// `None` if the next operation succeeds; otherwise whether the inner device executes it before the error.
     fn draw_failure(&self, rate: impl Fn(&FailureRates) -> u64) -> Option<bool> {
         let mut active = self.0.borrow_mut();
+        if active.is_lost {
+            active.operations_failed += 1;
+            return Some(true);
+        }
         let rate = rate(&active.rates);
         if rate == 0 || !active.random.one_in(rate) {
             return None;
@@ -125,6 +147,10 @@ fn fail_after(pending: DeviceFuture) -> DeviceFuture {
 impl Device for FaultyDisk {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
+    }
+
+    fn preferred_write_bytes(&self) -> u32 {
+        self.inner.preferred_write_bytes()
     }
 
     fn name(&self) -> &str {

@@ -37,6 +37,8 @@ pub struct History {
     /// Event numbers of the beginnings of acknowledged flushes.
     flushes: Vec<u64>,
     value_bytes: FxHashMap<u64, u32>,
+    /// Operation numbers count from here.
+    operations_before: u64,
     digest: u64,
 }
 
@@ -54,8 +56,14 @@ impl History {
             keys,
             flushes: Vec::new(),
             value_bytes: FxHashMap::default(),
+            operations_before: 0,
             digest: 0,
         }
+    }
+
+    /// The history of one node of several: its operations have numbers that those of the others do not have.
+    pub fn of_node(keys: Vec<Key>, node: usize) -> History {
+        History { operations_before: (node as u64) << 32, ..History::new(keys) }
     }
 
     /// The key space.
@@ -91,7 +99,7 @@ impl History {
 
     /// Allocates the operation number of the next put, with a value of this length.
     pub fn next_operation(&mut self, bytes: u32) -> u64 {
-        let operation = self.value_bytes.len() as u64 + 1;
+        let operation = self.operations_before + self.value_bytes.len() as u64 + 1;
         self.value_bytes.insert(operation, bytes);
         operation
     }

@@ -7,6 +7,7 @@
 //! key between two audits must be linearizable ([`octokv_engine::linearizability`]); at the end the disk must verify.
 //! Corruption is accepted only at bits that the plan flipped.
 
+use crate::draw::between;
 use crate::history::History;
 use crate::kv_workload::KvWorkload;
 use crate::node_under_test::{AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult};
@@ -17,8 +18,9 @@ use crate::scenario::KvScenarioPlan;
 use crate::stats::ScenarioStats;
 use octokv_base::{Key, Nanos};
 use octokv_engine::Durability;
+use octokv_engine::Volume;
+use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
-use octokv_engine::hash::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::linearizability::KeyState;
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
@@ -27,7 +29,13 @@ use std::rc::Rc;
 const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 
 struct KvRunner {
-    simulation: Simulation<KvNodeUnderTest, KvWorkload>,
+    simulation: Simulation<Vec<KvNodeUnderTest>, KvWorkload>,
+    disks: Vec<DiskState>,
+}
+
+/// What the runner knows of a node's disk.
+#[derive(Default)]
+struct DiskState {
     /// Whether the disk has been formatted.
     is_formatted: bool,
     /// Offsets of bytes with flipped bits; some may have been overwritten since.
@@ -44,39 +52,41 @@ struct KvRunner {
 /// The first violated guarantee, with the simulated time.
 pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
     let is_key_used = |key: &Key| plan.load.long_keys || key.len() <= 16;
-    let keys = (0..).map(key_of).filter(is_key_used).take(plan.load.keys as usize).collect();
+    let keys: Vec<Key> = (0..).map(key_of).filter(is_key_used).take(plan.load.keys as usize).collect();
     let simulation = Simulation::begin(
         plan.seed ^ 0x0c70,
         plan.iteration_cost,
         plan.link,
         &plan.hosts,
-        |sim, faults| KvNodeUnderTest::new(sim, plan.node, faults),
+        plan.nodes.len(),
+        |sim, faults| {
+            let nodes = plan.nodes.iter().zip(faults);
+            nodes.map(|(node, faults)| KvNodeUnderTest::new(sim, *node, faults.clone())).collect::<Vec<_>>()
+        },
         |faults| KvWorkload {
-            history: History::new(keys),
+            histories: (0..plan.nodes.len()).map(|node| History::of_node(keys.clone(), node)).collect(),
             load: plan.load,
             progress: LoadProgress::default(),
-            faults,
+            faults: faults.to_vec(),
+            keeps_connections: plan.keeps_connections,
         },
     );
-    let runner = KvRunner {
-        simulation,
-        is_formatted: false,
-        corrupted_bytes: Vec::new(),
-        may_lose_unflushed: false,
-        writes_failed: 0,
-    };
-    run(runner, &plan.phases)
+    let nodes = simulation.node.iter().map(|node| node.sim_node.host);
+    let hosts: Vec<_> = nodes.chain(simulation.hosts.iter().map(|host| host.id)).collect();
+    hosts.iter().zip(&plan.clocks).for_each(|(host, clock)| simulation.sim.set_clock(*host, *clock));
+    let disks = plan.nodes.iter().map(|_| DiskState::default()).collect();
+    run(KvRunner { simulation, disks }, &plan.phases)
 }
 
 impl ScenarioRunner for KvRunner {
-    type Node = KvNodeUnderTest;
+    type Node = Vec<KvNodeUnderTest>;
     type Workload = KvWorkload;
 
-    fn simulation(&self) -> &Simulation<KvNodeUnderTest, KvWorkload> {
+    fn simulation(&self) -> &Simulation<Vec<KvNodeUnderTest>, KvWorkload> {
         &self.simulation
     }
 
-    fn simulation_mut(&mut self) -> &mut Simulation<KvNodeUnderTest, KvWorkload> {
+    fn simulation_mut(&mut self) -> &mut Simulation<Vec<KvNodeUnderTest>, KvWorkload> {
         &mut self.simulation
     }
 
@@ -85,94 +95,142 @@ impl ScenarioRunner for KvRunner {
     }
 
     fn boot(&mut self) -> Result<(), String> {
-        self.recover(&[])
+        self.for_each_node(|runner, node| runner.recover(node, &[]))
     }
 
     /// Recovers and audits the volume and starts serving; the crashes are during recovery.
-    fn recover(&mut self, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
-        let keys = self.simulation.workload.borrow().history.keys().to_vec();
-        let format = !self.is_formatted;
-        let mut task_result = self.simulation.node.start_recovery(keys.clone(), format);
+    fn recover(&mut self, node: usize, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
+        let keys = self.keys(node);
+        let format = !self.disks[node].is_formatted;
+        let mut task_result = self.simulation.node[node].start_recovery(keys.clone(), format);
         for &(after, failure) in crashes_in_recovery {
             let sim = &self.simulation.sim;
             sim.run_until(sim.now() + after);
-            self.crash(failure);
-            task_result = self.simulation.node.start_recovery(keys.clone(), format);
+            self.crash(node, failure);
+            task_result = self.simulation.node[node].start_recovery(keys.clone(), format);
         }
         let opened: RecoveryResult = self.wait_result("recovery", &task_result)?;
         let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
-        self.is_formatted = true;
-        self.check_audit(found)?;
-        self.simulation.node.start_serving(volume);
-        self.writes_failed = self.simulation.faults.disk().writes_failed();
-        self.simulation.workload.borrow_mut().history.node_is_up = true;
+        self.disks[node].is_formatted = true;
+        self.check_audit(node, found)?;
+        self.simulation.node[node].start_serving(volume);
+        self.disks[node].writes_failed = self.simulation.faults.disks()[node].writes_failed();
+        self.simulation.workload.borrow_mut().histories[node].node_is_up = true;
         Ok(())
     }
 
-    fn stop(&mut self, failure: HostFailure) {
-        self.count_checkpoints();
-        self.simulation.workload.borrow_mut().history.node_is_up = false;
-        self.simulation.node.stop(failure);
+    fn stop(&mut self, node: usize, failure: HostFailure) {
+        self.count_checkpoints(node);
+        self.simulation.workload.borrow_mut().histories[node].node_is_up = false;
+        self.simulation.node[node].stop(failure);
     }
 
-    fn crash(&mut self, failure: HostFailure) {
+    fn crash(&mut self, node: usize, failure: HostFailure) {
         let loses = matches!(failure, HostFailure::PowerLoss(model) if model != CrashModel::KeepAll);
-        let durability = self.simulation.node.sim_node.plan.durability;
-        self.may_lose_unflushed |= loses && durability == Durability::Completed;
+        let durability = self.simulation.node[node].sim_node.plan.durability;
+        self.disks[node].may_lose_unflushed |= loses && durability == Durability::Completed;
         self.simulation.stats.crashes += 1;
-        self.stop(failure);
+        self.stop(node, failure);
     }
 
-    /// Shuts the node down cleanly and starts it.
+    /// Shuts the nodes down cleanly and starts them.
     fn restart(&mut self) -> Result<(), String> {
-        let task_result = self.simulation.node.start_clean_shutdown();
-        match self.wait_result("the clean shutdown", &task_result)? {
-            Ok(()) => {}
-            Err(_) if self.simulation.faults.disk().operations_failed() > 0 => {}
-            Err(fault) => return Err(format!("clean shutdown failed: {fault}")),
+        self.for_each_node(KvRunner::restart_node)
+    }
+
+    /// The calls up to the loss are checked without an audit; the new disk is empty.
+    fn lose_disk(&mut self, node: usize, steps: u64) -> Result<(), String> {
+        self.simulation.faults.disks()[node].set_lost(true);
+        self.simulation.node[node].set_disk_lost(true);
+        for _ in 0..steps {
+            self.simulation.sim.step(Nanos::NEVER);
         }
-        self.stop(HostFailure::ProcessKilled);
-        self.boot()
+        self.take_violation()?;
+        self.simulation.stats.disks_lost += 1;
+        self.stop(node, HostFailure::ProcessKilled);
+        self.simulation.node[node].set_disk_lost(false);
+        self.simulation.faults.disks()[node].set_lost(false);
+        self.disks[node] = DiskState::default();
+        let shared = Rc::clone(&self.simulation.workload);
+        {
+            let history = &mut shared.borrow_mut().histories[node];
+            for key in 0..history.keys().len() {
+                let decided = history.check(key, history.events(key))?;
+                self.simulation.stats.undecided_keys += u64::from(!decided);
+            }
+            history.next_segment(vec![KeyState::Missing; history.keys().len()]);
+        }
+        self.recover(node, &[])
     }
 
     /// Waits also for the durability marker, which the volume then has written.
     fn settle(&mut self) -> Result<(), String> {
-        self.wait_until_quiescent("the node's work for disconnected clients")?;
+        self.wait_until_quiescent("the nodes' work for disconnected clients")?;
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
-        self.wait_until_quiescent("the node's background work")
+        self.wait_until_quiescent("the nodes' background work")
     }
 
     fn audit(&mut self) -> Result<(), String> {
-        if self.simulation.faults.disk().writes_failed() > self.writes_failed {
-            // A failed write of a journal batch may become visible only after a restart.
-            self.crash(HostFailure::ProcessKilled);
-            self.boot()?;
-            return self.quiesce();
+        let mut restarted = false;
+        for node in 0..self.disks.len() {
+            if self.simulation.faults.disks()[node].writes_failed() > self.disks[node].writes_failed {
+                // A failed write of a journal batch may become visible only after a restart.
+                self.crash(node, HostFailure::ProcessKilled);
+                self.recover(node, &[])?;
+                restarted = true;
+            } else {
+                self.audit_running_node(node)?;
+            }
         }
-        self.audit_running_node()
+        if restarted { self.quiesce() } else { Ok(()) }
     }
 
     fn corrupt_bits(&mut self, records: u64, metadata: bool, restart: bool) -> Result<(), String> {
-        self.flip_bits(records, metadata);
-        if restart || metadata { self.restart() } else { self.audit_running_node() }
+        self.for_each_node(|runner, node| {
+            runner.flip_bits(node, records, metadata);
+            if restart || metadata { runner.restart_node(node) } else { runner.audit_running_node(node) }
+        })
     }
 
     fn finish(&mut self) -> Result<(), String> {
-        self.verify_disk()
+        self.for_each_node(KvRunner::verify_disk)
     }
 
     fn digest(&self) -> u64 {
-        self.simulation.workload.borrow().history.digest()
+        let workload = self.simulation.workload.borrow();
+        workload.histories.iter().fold(0, |digest, history| digest ^ history.digest())
     }
 }
 
 impl KvRunner {
-    fn audit_running_node(&mut self) -> Result<(), String> {
-        let keys = self.simulation.workload.borrow().history.keys().to_vec();
-        let task_result = self.simulation.node.start_audit(keys);
+    fn for_each_node(
+        &mut self,
+        mut action: impl FnMut(&mut KvRunner, usize) -> Result<(), String>,
+    ) -> Result<(), String> {
+        (0..self.disks.len()).try_for_each(|node| action(self, node))
+    }
+
+    fn keys(&self, node: usize) -> Vec<Key> {
+        self.simulation.workload.borrow().histories[node].keys().to_vec()
+    }
+
+    fn restart_node(&mut self, node: usize) -> Result<(), String> {
+        let task_result = self.simulation.node[node].start_clean_shutdown();
+        match self.wait_result("the clean shutdown", &task_result)? {
+            Ok(()) => {}
+            Err(_) if self.simulation.faults.disks()[node].operations_failed() > 0 => {}
+            Err(fault) => return Err(format!("clean shutdown failed: {fault}")),
+        }
+        self.stop(node, HostFailure::ProcessKilled);
+        self.recover(node, &[])
+    }
+
+    fn audit_running_node(&mut self, node: usize) -> Result<(), String> {
+        let keys = self.keys(node);
+        let task_result = self.simulation.node[node].start_audit(keys);
         let found = self.wait_result("the audit", &task_result)?;
-        self.check_audit(found)
+        self.check_audit(node, found)
     }
 
     fn wait_result<T>(&mut self, what: &str, task_result: &TaskResult<T>) -> Result<T, String> {
@@ -180,21 +238,21 @@ impl KvRunner {
         task_result.borrow_mut().take().ok_or_else(|| format!("{what} has no result"))
     }
 
-    fn count_checkpoints(&mut self) {
-        if let Some(volume) = self.simulation.node.volume() {
+    fn count_checkpoints(&mut self, node: usize) {
+        if let Some(volume) = self.simulation.node[node].volume() {
             self.simulation.stats.checkpoints += volume.statistics().checkpoints;
         }
     }
 
-    /// Checks the history of every key against the audit and begins the next segment.
-    fn check_audit(&mut self, found: Vec<AuditResult>) -> Result<(), String> {
+    /// Checks the history of every key of a node against the audit and begins the next segment.
+    fn check_audit(&mut self, node: usize, found: Vec<AuditResult>) -> Result<(), String> {
         let shared = Rc::clone(&self.simulation.workload);
-        let history = &mut shared.borrow_mut().history;
+        let history = &mut shared.borrow_mut().histories[node];
         let mut states = Vec::with_capacity(found.len());
         for (key, audited) in found.into_iter().enumerate() {
-            states.push(self.key_state_of(history, key, audited)?);
+            states.push(self.key_state_of(node, history, key, audited)?);
         }
-        let relaxed = std::mem::take(&mut self.may_lose_unflushed);
+        let relaxed = std::mem::take(&mut self.disks[node].may_lose_unflushed);
         let mut before = Vec::new();
         for (key, state) in states.iter().enumerate() {
             before.push(history.events(key).len());
@@ -221,13 +279,19 @@ impl KvRunner {
         Ok(())
     }
 
-    fn key_state_of(&self, history: &History, key: usize, audited: AuditResult) -> Result<KeyState, String> {
+    fn key_state_of(
+        &self,
+        node: usize,
+        history: &History,
+        key: usize,
+        audited: AuditResult,
+    ) -> Result<KeyState, String> {
         let name = &history.keys()[key];
         match audited {
             AuditResult::Missing => Ok(KeyState::Missing),
             AuditResult::Value(bytes) => history.state_of_value(key, &bytes),
             AuditResult::Corrupt(lba) => {
-                if self.corrupted_bytes.iter().any(|&at| self.simulation.node.record_contains(lba, at)) {
+                if self.is_corrupted(node, lba) {
                     return Ok(KeyState::Corrupt);
                 }
                 Err(format!("{name}: the record at block {lba} is corrupted without an injected bit flip"))
@@ -237,33 +301,28 @@ impl KvRunner {
     }
 
     /// Flips bits of the disk: `records` in the record area, and one of one copy of the metadata if `metadata`.
-    fn flip_bits(&mut self, records: u64, metadata: bool) {
-        let Simulation { node, random, stats, .. } = &mut self.simulation;
-        let Some(superblock) = node.superblock() else { return };
-        let unit = u64::from(superblock.unit_bytes);
-        let (first, end) = (superblock.data_start_unit * unit, superblock.units() * unit);
+    fn flip_bits(&mut self, node: usize, records: u64, metadata: bool) {
+        let corrupted_bytes = &mut self.disks[node].corrupted_bytes;
+        let Simulation { node: nodes, random, stats, .. } = &mut self.simulation;
+        let node = &mut nodes[node];
+        let Some(layout) = node.device_layout() else { return };
         for _ in 0..records {
             // Up to 50 attempts to hit a sector in use.
             for _ in 0..50 {
-                let at = first + random.below(end - first);
+                let at = between(random, layout.records.start, layout.records.end - 1);
                 if node.flip_bit(at, random.below(8) as u8) {
-                    self.corrupted_bytes.push(at);
+                    corrupted_bytes.push(at);
                     stats.corrupted_bits += 1;
                     break;
                 }
             }
         }
         if metadata {
-            let journal = superblock.journal_start_unit(0) * unit;
-            let area = superblock.area_start_unit(random.below(2) as u8, 0) * unit;
-            let spans = [
-                (0, 2 * SUPERBLOCK_STRIDE_BYTES),
-                (journal, u64::from(superblock.journal_units) * unit),
-                (area, superblock.area_units * unit),
-            ];
-            let (start, bytes) = spans[random.below(3) as usize];
+            let images = &layout.images[random.below(layout.images.len() as u64) as usize];
+            let spans = [&(0..2 * SUPERBLOCK_STRIDE_BYTES), &layout.journal, images];
+            let span = spans[random.below(3) as usize];
             for _ in 0..50 {
-                if node.flip_bit(start + random.below(bytes), random.below(8) as u8) {
+                if node.flip_bit(between(random, span.start, span.end - 1), random.below(8) as u8) {
                     stats.corrupted_bits += 1;
                     break;
                 }
@@ -271,21 +330,28 @@ impl KvRunner {
         }
     }
 
-    /// Stops the node and verifies its disk: it must hold the keys of the last audit and no corruption but injected bit
+    /// Whether an injected bit flip is in the record that may begin at a block.
+    fn is_corrupted(&self, node: usize, lba: u64) -> bool {
+        let bytes = &self.disks[node].corrupted_bytes;
+        bytes.iter().any(|&at| self.simulation.node[node].record_contains(lba, at))
+    }
+
+    /// Stops a node and verifies its disk: it must hold the keys of the last audit and no corruption but injected bit
     /// flips.
-    fn verify_disk(&mut self) -> Result<(), String> {
-        let used = self.simulation.node.volume().map(|volume| volume.statistics().used_bytes);
-        self.stop(HostFailure::ProcessKilled);
-        let task_result = self.simulation.node.start_verify();
+    fn verify_disk(&mut self, node: usize) -> Result<(), String> {
+        let used = self.simulation.node[node].volume().map(|volume| volume.statistics().used_bytes);
+        self.stop(node, HostFailure::ProcessKilled);
+        let task_result = self.simulation.node[node].start_verify();
         let report = self.wait_result("verification", &task_result)?;
         let report = report.map_err(|error| format!("the disk cannot be verified: {error}"))?;
         for problem in &report.problems {
-            if !self.corrupted_bytes.iter().any(|&at| self.simulation.node.record_contains(problem.lba, at)) {
+            if !self.is_corrupted(node, problem.lba) {
                 return Err(format!("verify found: {problem}"));
             }
         }
         let present = |state: &&KeyState| **state != KeyState::Missing;
-        let keys = self.simulation.workload.borrow().history.starts().iter().filter(present).count() as u64;
+        let keys =
+            self.simulation.workload.borrow().histories[node].starts().iter().filter(present).count() as u64;
         if report.keys != keys {
             return Err(format!("verify found {} keys, the node served {keys}", report.keys));
         }

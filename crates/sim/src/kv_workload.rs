@@ -17,14 +17,16 @@ use octokv_wire::kv::UncheckedKeyList;
 
 /// Commands of all clients of a simulation, and the history to check.
 pub struct KvWorkload {
-    /// Calls and results of all clients.
-    pub history: History,
+    /// Calls and results of all clients, by node.
+    pub histories: Vec<History>,
     /// Distribution of commands.
     pub load: KvLoad,
     /// Counters and limits of the load.
     pub progress: LoadProgress,
-    /// Active faults of the node's disk.
-    pub faults: DiskFaults,
+    /// Active faults of each node's disk.
+    pub faults: Vec<DiskFaults>,
+    /// Whether no connection may be lost.
+    pub keeps_connections: bool,
 }
 
 /// Buffer lengths of lists, in bytes: one that holds every key of the simulation, and one that truncates.
@@ -32,6 +34,7 @@ const LIST_BYTES: [u32; 2] = [64 << 10, 300];
 
 /// A command without a response yet.
 pub struct OutstandingKvCommand {
+    node: usize,
     kind: KvCommandKind,
     id: CallId,
     reads_failed: u64,
@@ -59,8 +62,19 @@ impl TrackProgress for KvWorkload {
 impl Workload for KvWorkload {
     type Outstanding = OutstandingKvCommand;
 
-    fn select_namespace(&self, _random: &mut Prng) -> Option<(usize, NamespaceId)> {
-        Some((0, NamespaceId(1)))
+    /// The disk has the number of its node.
+    fn select_namespace(&self, random: &mut Prng) -> Option<(usize, NamespaceId)> {
+        let node =
+            if self.histories.len() == 1 { 0 } else { random.below(self.histories.len() as u64) as usize };
+        Some((node, NamespaceId(1)))
+    }
+
+    fn node_of(&self, disk: usize) -> usize {
+        disk
+    }
+
+    fn must_keep_connections(&self) -> bool {
+        self.keeps_connections
     }
 
     fn is_served(&self, _disk: usize, _namespace: NamespaceId) -> bool {
@@ -70,14 +84,15 @@ impl Workload for KvWorkload {
     fn submit_random(
         &mut self,
         random: &mut Prng,
-        _disk: usize,
+        node: usize,
         submit: impl FnOnce(Command<'_>) -> Result<(), SubmitError>,
     ) -> Result<OutstandingKvCommand, String> {
         let command_index = draw_weighted(random, &self.load.mix);
         let index = random.below(self.load.keys) as usize;
-        let key = self.history.keys()[index].clone();
-        let reads_failed = self.faults.reads_failed();
-        let pending = |kind, id| OutstandingKvCommand { kind, id, reads_failed };
+        let history = &mut self.histories[node];
+        let key = history.keys()[index].clone();
+        let reads_failed = self.faults[node].reads_failed();
+        let pending = |kind, id| OutstandingKvCommand { node, kind, id, reads_failed };
         let (pending, submitted) = match command_index {
             0..3 => {
                 let modes = [
@@ -87,37 +102,37 @@ impl Workload for KvWorkload {
                 ];
                 let (store_mode, mode) = modes[command_index];
                 let bytes = draw_value_bytes(random, self.load.value_bytes_max);
-                let operation = self.history.next_operation(bytes as u32);
+                let operation = history.next_operation(bytes as u32);
                 let value = value_of(&key, operation, bytes);
-                let id = self.history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
+                let id = history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
                 let command = Command::Store { key, value: Value::Slice(&value), mode: store_mode };
                 (pending(KvCommandKind::Put, id), submit(command))
             }
             3 | 4 => {
                 let limit_bytes = if command_index == 3 { u32::MAX } else { 8 + random.below(3_000) as u32 };
-                let id = self.history.begin(index, Call::Get);
+                let id = history.begin(index, Call::Get);
                 (
                     pending(KvCommandKind::Get { key: index }, id),
                     submit(Command::Retrieve { key, limit_bytes }),
                 )
             }
             5 => {
-                let id = self.history.begin(index, Call::Delete);
+                let id = history.begin(index, Call::Delete);
                 (pending(KvCommandKind::Delete, id), submit(Command::Delete { key }))
             }
             6 => {
-                let id = self.history.begin(index, Call::Exist);
+                let id = history.begin(index, Call::Exist);
                 (pending(KvCommandKind::Exist, id), submit(Command::Exist { key }))
             }
             7 => {
                 let whole = random.one_in(2);
-                let id = self.history.begin_keyless();
+                let id = history.begin_keyless();
                 let start = if whole { Key::new(&[]).ok_or("no empty key")? } else { key };
                 let limit_bytes = LIST_BYTES[usize::from(!whole)];
                 (pending(KvCommandKind::List { whole }, id), submit(Command::List { start, limit_bytes }))
             }
             _ => {
-                let id = self.history.begin_keyless();
+                let id = history.begin_keyless();
                 (pending(KvCommandKind::Flush, id), submit(Command::Flush))
             }
         };
@@ -175,21 +190,21 @@ impl KvWorkload {
                 CallResult::Observed(Observed::Absent)
             }
             (KvCommandKind::Get { key }, Response::Value { data, full_bytes }) => {
-                CallResult::Observed(self.history.identify_value(*key, &data, full_bytes)?)
+                CallResult::Observed(self.histories[pending.node].identify_value(*key, &data, full_bytes)?)
             }
             (KvCommandKind::Exist, Response::Exists { value_bytes }) => {
                 CallResult::Observed(value_bytes.map_or(Observed::Present, Observed::Length))
             }
             (KvCommandKind::List { whole }, Response::Keys { list }) => {
-                return self.check_list(pending.id, *whole, &list);
+                return self.check_list(pending.node, pending.id, *whole, &list);
             }
             (KvCommandKind::Flush, Response::Flushed) => {
-                self.history.record_flush(pending.id);
+                self.histories[pending.node].record_flush(pending.id);
                 return Ok(());
             }
             (_, response) => return Err(format!("unexpected response: {response:?}")),
         };
-        self.history.end(pending.id, outcome)
+        self.histories[pending.node].end(pending.id, outcome)
     }
 
     fn check_error(&mut self, pending: &OutstandingKvCommand, error: &Error) -> Result<(), String> {
@@ -202,7 +217,7 @@ impl KvWorkload {
             | Error::TimedOut
             | Error::Closed => {
                 if on_key {
-                    self.history.mark_not_executed(pending.id);
+                    self.histories[pending.node].mark_not_executed(pending.id);
                 }
             }
             Error::OutcomeUnknown => {}
@@ -214,10 +229,10 @@ impl KvWorkload {
 
     /// An unrecovered write may have been executed; an unrecovered read requires a corrupted record or a device error.
     fn check_unrecovered(&mut self, pending: &OutstandingKvCommand) -> Result<(), String> {
-        let read_failed = self.faults.reads_failed() > pending.reads_failed;
+        let read_failed = self.faults[pending.node].reads_failed() > pending.reads_failed;
         match pending.kind {
             KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush
-                if self.faults.operations_failed() > 0 =>
+                if self.faults[pending.node].operations_failed() > 0 =>
             {
                 Ok(())
             }
@@ -227,20 +242,21 @@ impl KvWorkload {
             KvCommandKind::List { .. } if read_failed => Ok(()),
             KvCommandKind::List { .. } => Err("a list failed without a device error".to_owned()),
             KvCommandKind::Get { .. } | KvCommandKind::Exist if read_failed => {
-                self.history.mark_not_executed(pending.id);
+                self.histories[pending.node].mark_not_executed(pending.id);
                 Ok(())
             }
             KvCommandKind::Get { .. } | KvCommandKind::Exist => {
-                self.history.end(pending.id, CallResult::Observed(Observed::Corrupt))
+                self.histories[pending.node].end(pending.id, CallResult::Observed(Observed::Corrupt))
             }
         }
     }
 
-    fn check_list(&mut self, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
+    fn check_list(&mut self, node: usize, id: CallId, whole: bool, list: &[u8]) -> Result<(), String> {
+        let history = &mut self.histories[node];
         let list = UncheckedKeyList(list).check().map_err(|short| format!("malformed list: {short:?}"))?;
-        let mut listed = vec![false; self.history.keys().len()];
+        let mut listed = vec![false; history.keys().len()];
         for key in list.keys() {
-            let Some(index) = self.history.key_index(key) else {
+            let Some(index) = history.key_index(key) else {
                 return Err(format!("a list contains {key:?}, which no client stored"));
             };
             if std::mem::replace(&mut listed[index], true) {
@@ -250,7 +266,7 @@ impl KvWorkload {
         for (index, &is_listed) in listed.iter().enumerate() {
             if is_listed || whole {
                 let seen = if is_listed { Observed::Present } else { Observed::Absent };
-                self.history.record_listing(id, index, seen);
+                history.record_listing(id, index, seen);
             }
         }
         Ok(())

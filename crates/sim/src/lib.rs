@@ -15,6 +15,7 @@
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
+//! - [`nodes_scenario`]: the plan of a simulation with many nodes.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
 //! - [`power_loss`]: states that a power loss may leave.
 
@@ -27,6 +28,7 @@ pub mod history;
 pub mod kv_runner;
 pub mod kv_workload;
 pub mod node_under_test;
+pub mod nodes_scenario;
 pub mod power_loss;
 pub mod progress;
 pub mod remote;
@@ -164,6 +166,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
         Scenario::Blocks | Scenario::Namespaces => {
             blocks::run_scenario(&BlockScenarioPlan::draw(seed, scenario))
         }
+        Scenario::Nodes => run_scenario(&nodes_scenario::draw_nodes_plan(seed)),
         Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
             run_scenario(&KvScenarioPlan::draw(seed, scenario))

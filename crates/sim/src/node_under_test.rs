@@ -10,12 +10,14 @@
 
 use crate::faulty_disk::DiskFaults;
 use crate::scenario::NodePlan;
-use crate::sim_node::SimNode;
+use crate::sim_node::{NodesUnderTest, SimNode};
 use octokv_base::{BufferPool, Key, NamespaceId};
 use octokv_device::Device;
-use octokv_engine::hash::superblock::{self, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, Superblock};
-use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig, OpenError, VerifyReport, Volume};
-use octokv_engine::{Engine, EngineError};
+use octokv_engine::volume::FORMAT_REGION_BYTES;
+use octokv_engine::{
+    AnyEngine, AnyVolume, DeviceLayout, Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError,
+    VerifyReport, Volume,
+};
 use octokv_node::kv_backend::KvBackend;
 use octokv_node::namespace_table::NamespaceBackend;
 use octokv_node::{CoreNamespace, NamespaceVolume, OpenDevice, namespace_info};
@@ -24,7 +26,6 @@ use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// Result of auditing one key.
 pub enum AuditResult {
@@ -42,12 +43,12 @@ pub enum AuditResult {
 pub type TaskResult<T> = Rc<RefCell<Option<T>>>;
 
 /// Result of recovery: the open volume, and the audit of every key.
-pub type RecoveryResult = Result<(Arc<Volume>, Vec<AuditResult>), OpenError>;
+pub type RecoveryResult = Result<(AnyVolume, Vec<AuditResult>), OpenError>;
 
 struct RunningVolume {
-    volume: Arc<Volume>,
+    volume: AnyVolume,
     /// Executor of the first core.
-    executor: Rc<KvBackend<HashEngine>>,
+    executor: Rc<KvBackend<AnyEngine>>,
 }
 
 /// A node with one disk and one key-value namespace.
@@ -58,9 +59,9 @@ pub struct KvNodeUnderTest {
     running: Option<RunningVolume>,
 }
 
-impl AsRef<SimNode> for KvNodeUnderTest {
-    fn as_ref(&self) -> &SimNode {
-        &self.sim_node
+impl NodesUnderTest for Vec<KvNodeUnderTest> {
+    fn sim_nodes(&self) -> Vec<&SimNode> {
+        self.iter().map(|node| &node.sim_node).collect()
     }
 }
 
@@ -75,7 +76,8 @@ impl KvNodeUnderTest {
     /// Format of the volume.
     fn format(&self) -> FormatConfig {
         FormatConfig {
-            unit_bytes: self.sim_node.plan.unit_bytes,
+            engine: EngineKind::default(),
+            unit_bytes: Some(self.sim_node.plan.unit_bytes),
             hash: self.sim_node.plan.hash,
             bitmap_partitions_log2: self.sim_node.plan.partitions_log2,
             value_bytes_max: self.sim_node.plan.value_bytes_max,
@@ -117,20 +119,21 @@ impl KvNodeUnderTest {
         self.sim_node.sim.start_host(self.sim_node.host);
         let (format, plan) = (self.format(), self.sim_node.plan);
         self.spawn_task(move |device| async move {
+            let devices = [device];
             if first {
-                hash::format(&*device, &format).await?;
+                AnyVolume::format(&devices, &format).await?;
             }
             let pool = BufferPool::new(plan.pool_bytes);
             let config = OpenConfig { durability: plan.durability, cores: plan.cores };
-            let volume = hash::open(&device, &pool, config, &format).await?;
-            let engine = HashEngine::new(Arc::clone(&volume), 0, device, pool);
+            let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
+            let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;
             Ok((volume, audited))
         })
     }
 
     /// Starts the reactors on an open volume; the node accepts connections.
-    pub fn start_serving(&mut self, volume: Arc<Volume>) {
+    pub fn start_serving(&mut self, volume: AnyVolume) {
         // Recovery is complete: its reactor ends.
         self.remove_reactors();
         let config = self.sim_node.subsystem_config();
@@ -138,14 +141,14 @@ impl KvNodeUnderTest {
         let target = Target::new(config, vec![namespace]);
         let namespace = CoreNamespace {
             id: NamespaceId(1),
-            volume: NamespaceVolume::Kv(Arc::clone(&volume)),
+            volume: NamespaceVolume::Kv(volume.clone()),
             device: self.sim_node.device(self.disk),
         };
         self.sim_node.start(target, &[namespace]);
         self.running = self.first_executor().map(|executor| RunningVolume { volume, executor });
     }
 
-    fn first_executor(&self) -> Option<Rc<KvBackend<HashEngine>>> {
+    fn first_executor(&self) -> Option<Rc<KvBackend<AnyEngine>>> {
         let backend = self.sim_node.running()?.cores[0].core.borrow().backend(NamespaceId(1))?;
         match &*backend {
             NamespaceBackend::Kv(executor) => Some(Rc::clone(executor)),
@@ -165,8 +168,16 @@ impl KvNodeUnderTest {
         self.sim_node.sim.start_host(self.sim_node.host);
     }
 
+    /// Fails the disk for good, or puts an empty one in its place. REQUIRES: to replace it, the node is stopped.
+    pub fn set_disk_lost(&self, lost: bool) {
+        match lost {
+            true => self.sim_node.sim.lose_disk(self.disk),
+            false => self.sim_node.sim.replace_disk(self.disk),
+        }
+    }
+
     /// The open volume, or `None` while the node is down.
-    pub fn volume(&self) -> Option<&Arc<Volume>> {
+    pub fn volume(&self) -> Option<&AnyVolume> {
         self.running.as_ref().map(|running| &running.volume)
     }
 
@@ -177,12 +188,12 @@ impl KvNodeUnderTest {
 
     /// Writes the final checkpoint of a clean shutdown; the volume then rejects writes.
     pub fn start_clean_shutdown(&self) -> TaskResult<Result<(), EngineError>> {
-        self.spawn_on_first_core(|executor| async move { executor.engine.checkpoint(true).await })
+        self.spawn_on_first_core(|executor| async move { executor.engine.close().await })
     }
 
     fn spawn_on_first_core<T: 'static, F: Future<Output = T> + 'static>(
         &self,
-        task: impl FnOnce(Rc<KvBackend<HashEngine>>) -> F,
+        task: impl FnOnce(Rc<KvBackend<AnyEngine>>) -> F,
     ) -> TaskResult<T> {
         let result_slot: TaskResult<T> = Rc::default();
         if let Some(RunningVolume { executor, .. }) = &self.running {
@@ -200,22 +211,15 @@ impl KvNodeUnderTest {
         self.sim_node.sim.start_host(self.sim_node.host);
         let pool = BufferPool::new(self.sim_node.plan.pool_bytes);
         self.spawn_task(move |device| async move {
-            hash::verify(&*device, &pool, &mut |_, _| ()).await.map_err(|failure| failure.reason)
+            AnyVolume::verify(&[device], &pool, &mut |_, _| ()).await.map_err(|failure| failure.reason)
         })
     }
 
-    /// The valid superblock with the highest generation.
-    pub fn superblock(&self) -> Option<Superblock> {
-        let mut newest: Option<Superblock> = None;
-        for copy in 0..superblock::SUPERBLOCKS {
-            let mut bytes = [0; SUPERBLOCK_BYTES];
-            self.sim_node.sim.read_disk(self.disk, copy * SUPERBLOCK_STRIDE_BYTES, &mut bytes);
-            let Ok(found) = superblock::UncheckedSuperblock(&bytes).check() else { continue };
-            if newest.is_none_or(|newest| found.generation > newest.generation) {
-                newest = Some(found);
-            }
-        }
-        newest
+    /// Where the disk has what, by its newest valid superblock.
+    pub fn device_layout(&self) -> Option<DeviceLayout> {
+        let mut front = [0; FORMAT_REGION_BYTES as usize];
+        self.sim_node.sim.read_disk(self.disk, 0, &mut front);
+        AnyVolume::device_layout(&front)
     }
 
     /// Flips a bit of the disk. Returns false and flips nothing if the sector holds only zeros.
@@ -240,7 +244,7 @@ impl KvNodeUnderTest {
 }
 
 /// Reads every key, one after another.
-pub(crate) async fn audit_keys(engine: &HashEngine, keys: &[Key]) -> Vec<AuditResult> {
+pub(crate) async fn audit_keys(engine: &AnyEngine, keys: &[Key]) -> Vec<AuditResult> {
     let mut found = Vec::with_capacity(keys.len());
     for key in keys {
         found.push(match engine.get(key).await {

@@ -1,9 +1,12 @@
 //! Progress of the load of a simulation: counters and limits that all clients share with the runner.
 //!
 //! In: submissions and completions of clients, phases of the runner. Out: whether clients may submit, and the first
-//! violation. Invariant: `completed` ≤ `submitted` ≤ `submit_limit`.
+//! violation. Invariants: `completed` ≤ `submitted` ≤ `submit_limit`; a change of the runner that gives clients something
+//! to do notifies their cores, which may be asleep.
 
 use crate::scenario::{Phase, PhaseEnd};
+use octokv_runtime::CoreWaker;
+use std::sync::Arc;
 
 /// Commands beyond a phase that ends with a crash: a crash must interrupt commands.
 const CRASH_EXTRA_COMMANDS: u64 = 1_000;
@@ -23,6 +26,8 @@ pub struct LoadProgress {
     pub quiescing: bool,
     /// The first violated guarantee.
     pub violation: Option<String>,
+    /// The wakers of the clients' cores, those of ended clients included.
+    client_wakers: Vec<Arc<CoreWaker>>,
 }
 
 /// State of a load that counts its progress.
@@ -45,11 +50,28 @@ impl LoadProgress {
         self.submitted < self.submit_limit && self.violation.is_none()
     }
 
+    /// Adds a core with clients.
+    pub fn add_client(&mut self, core_waker: &Arc<CoreWaker>) {
+        self.client_wakers.push(Arc::clone(core_waker));
+    }
+
+    /// Notifies the clients' cores of a change of what they may do.
+    pub fn notify_clients(&self) {
+        self.client_wakers.iter().for_each(|core_waker| core_waker.notify());
+    }
+
+    /// Makes clients submit nothing more and disconnect.
+    pub fn begin_quiescing(&mut self) {
+        self.quiescing = true;
+        self.notify_clients();
+    }
+
     /// Allows the commands of a phase. Returns the number of commands completed before it.
     pub fn begin_phase(&mut self, phase: &Phase) -> u64 {
         let extra = if matches!(phase.end, PhaseEnd::Crash { .. }) { CRASH_EXTRA_COMMANDS } else { 0 };
         self.submit_limit = self.submitted + phase.operations + extra;
         self.quiescing = false;
+        self.notify_clients();
         self.completed
     }
 

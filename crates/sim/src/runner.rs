@@ -14,7 +14,7 @@ use crate::faulty_disk::DiskFaults;
 use crate::node_under_test::handle_without_devices;
 use crate::progress::TrackProgress;
 use crate::scenario::{ClientHostPlan, FaultKind, Phase, PhaseEnd};
-use crate::sim_node::SimNode;
+use crate::sim_node::NodesUnderTest;
 use crate::stats::{PROGRESS_TIMEOUT, ScenarioStats};
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -22,13 +22,13 @@ use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimLinkConfig
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A simulation: `N` is the node under test, `W` what its clients share.
+/// A simulation: `N` is the node under test, or several, `W` what its clients share.
 pub(crate) struct Simulation<N, W> {
     /// Clock, network and disks.
     pub sim: SimEnv,
     /// Random choices of the runner.
     pub random: Prng,
-    /// The node under test.
+    /// The node under test, or several.
     pub node: N,
     /// Client hosts.
     pub hosts: Vec<ClientHost>,
@@ -40,51 +40,57 @@ pub(crate) struct Simulation<N, W> {
     pub stats: ScenarioStats,
 }
 
-impl<N: AsRef<SimNode>, W> Simulation<N, W> {
-    /// A simulation at time zero: a stopped node, client hosts without clients. `seed` determines every random choice of
-    /// the run; a reactor iteration takes `iteration_cost` at least; `link` are the links without a fault.
+impl<N: NodesUnderTest, W> Simulation<N, W> {
+    /// A simulation at time zero: `node_count` stopped nodes, each with faults of its disks, and client hosts without
+    /// clients. `seed` determines every random choice of the run; a reactor iteration takes `iteration_cost` at least;
+    /// `link` are the links without a fault.
     pub fn begin(
         seed: u64,
         iteration_cost: Nanos,
         link: SimLinkConfig,
         hosts: &[ClientHostPlan],
-        make_node: impl FnOnce(&SimEnv, DiskFaults) -> N,
-        make_workload: impl FnOnce(DiskFaults) -> W,
+        node_count: usize,
+        make_node: impl FnOnce(&SimEnv, &[DiskFaults]) -> N,
+        make_workload: impl FnOnce(&[DiskFaults]) -> W,
     ) -> Simulation<N, W> {
         let mut random = Prng::new(mix64(seed));
         let config = SimEnvConfig { seed: random.next_u64(), iteration_cost_min: iteration_cost, link };
         let sim = SimEnv::new(config);
-        let disk = DiskFaults::new(random.fork());
-        let node = make_node(&sim, disk.clone());
-        let workload = Rc::new(RefCell::new(make_workload(disk.clone())));
+        let disks: Vec<DiskFaults> = (0..node_count).map(|_| DiskFaults::new(random.fork())).collect();
+        let node = make_node(&sim, &disks);
+        let workload = Rc::new(RefCell::new(make_workload(&disks)));
         let hosts: Vec<ClientHost> = hosts.iter().map(|host| ClientHost::new(&sim, *host)).collect();
         let clients = hosts.iter().map(|host| host.id).collect();
-        let faults = FaultInjector::new(&sim, node.as_ref().host, clients, link, disk);
+        let nodes = node.sim_nodes().iter().map(|node| node.host).collect();
+        let faults = FaultInjector::new(&sim, nodes, clients, link, disks);
         Simulation { sim, random, node, hosts, workload, faults, stats: ScenarioStats::default() }
     }
 
     /// Drops every reactor: clients hold the simulation, which holds them.
     fn end(&self) {
-        let hosts = self.hosts.iter().map(|host| host.id).chain([self.node.as_ref().host]);
+        let nodes = self.node.sim_nodes();
+        let hosts = self.hosts.iter().map(|host| host.id).chain(nodes.iter().map(|node| node.host));
         hosts.for_each(|host| self.sim.stop_host(host, HostFailure::ProcessKilled));
     }
 }
 
-impl<N: AsRef<SimNode>, W: Workload + 'static> Simulation<N, W> {
-    /// Starts the clients of a host, which connect to the node.
+impl<N: NodesUnderTest, W: Workload + 'static> Simulation<N, W> {
+    /// Starts the clients of a host, which connect to the nodes.
     pub fn start_clients(&mut self, host: usize) {
         let Simulation { sim, random, node, hosts, workload, .. } = self;
-        let (host, node, random) = (&hosts[host], node.as_ref().address(), random.fork());
+        let addresses = node.sim_nodes().iter().map(|node| node.address()).collect();
+        let (host, random) = (&hosts[host], random.fork());
         let handle = handle_without_devices(sim, host.id);
-        let mut clients = Clients::new(sim, host, node, random, handle.clone(), workload);
+        workload.borrow_mut().progress_mut().add_client(handle.core_waker());
+        let mut clients = Clients::new(sim, host, addresses, random, handle.clone(), workload);
         sim.add_reactor(host.id, handle, move |now| clients.run_iteration(now));
     }
 }
 
 /// One kind of simulation: its node, clients and checks. Each error is the first violated guarantee.
 pub(crate) trait ScenarioRunner {
-    /// The node under test.
-    type Node: AsRef<SimNode>;
+    /// The node under test, or several.
+    type Node: NodesUnderTest;
     /// What its clients share.
     type Workload: TrackProgress;
 
@@ -94,11 +100,11 @@ pub(crate) trait ScenarioRunner {
     /// The simulation, to change it.
     fn simulation_mut(&mut self) -> &mut Simulation<Self::Node, Self::Workload>;
 
-    /// Audits the state that the node recovers, and starts the node.
+    /// Audits the state that the nodes recover, and starts them.
     fn boot(&mut self) -> Result<(), String>;
 
-    /// Stops the node.
-    fn stop(&mut self, failure: HostFailure);
+    /// Stops a node.
+    fn stop(&mut self, node: usize, failure: HostFailure);
 
     /// Starts the clients of a host: in the beginning, and after a fault that stopped the host.
     fn start_clients(&mut self, host: usize);
@@ -150,24 +156,29 @@ pub(crate) trait ScenarioRunner {
 
     /// Restarts the quiescent node.
     fn restart(&mut self) -> Result<(), String> {
-        self.stop(HostFailure::ProcessKilled);
+        self.stop(0, HostFailure::ProcessKilled);
         self.boot()
     }
 
-    /// Crashes the node.
-    fn crash(&mut self, failure: HostFailure) {
+    /// Loses the disk of a node, and replaces node and disk by new ones this many simulation steps later.
+    fn lose_disk(&mut self, _node: usize, _steps: u64) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Crashes a node.
+    fn crash(&mut self, node: usize, failure: HostFailure) {
         self.simulation_mut().stats.crashes += 1;
-        self.stop(failure);
+        self.stop(node, failure);
     }
 
     /// Boots a crashed node, which crashes again at these times after each boot.
-    fn recover(&mut self, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
+    fn recover(&mut self, node: usize, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
         self.boot()?;
         for &(after, failure) in crashes_in_recovery {
             let sim = &self.simulation().sim;
             sim.run_until(sim.now() + after);
             self.run_duties()?;
-            self.crash(failure);
+            self.crash(node, failure);
             self.boot()?;
         }
         Ok(())
@@ -179,19 +190,20 @@ pub(crate) trait ScenarioRunner {
     }
 
     /// Runs the simulation until `done`.
-    fn wait_for(&self, what: &str, mut done: impl FnMut(&SimNode) -> bool) -> Result<(), String> {
+    fn wait_for(&self, what: &str, mut done: impl FnMut(&Self::Node) -> bool) -> Result<(), String> {
         let Simulation { sim, node, workload, .. } = self.simulation();
         let finished = sim.run_until_true(sim.now() + PROGRESS_TIMEOUT, || {
-            workload.borrow().progress().violation.is_some() || done(node.as_ref())
+            workload.borrow().progress().violation.is_some() || done(node)
         });
         self.take_violation()?;
         if finished { Ok(()) } else { Err(format!("no progress: {what} does not end")) }
     }
 
-    /// Waits until no connection, request or device operation of the node is left.
+    /// Waits until no connection, request or device operation of a node is left.
     fn wait_until_quiescent(&self, what: &str) -> Result<(), String> {
-        let find_leak = || self.simulation().node.as_ref().find_leak().unwrap_or_default();
-        self.wait_for(what, SimNode::is_quiescent).map_err(|message| format!("{message} ({})", find_leak()))
+        let find_leak = || self.simulation().node.find_leak().unwrap_or_default();
+        self.wait_for(what, NodesUnderTest::are_quiescent)
+            .map_err(|message| format!("{message} ({})", find_leak()))
     }
 
     /// Runs the simulation until `done` is true. Meanwhile ends each fault at its end time and runs the duties that are
@@ -248,12 +260,12 @@ pub(crate) trait ScenarioRunner {
     /// Disconnects all clients and waits until no resource of the node is in use.
     fn quiesce(&mut self) -> Result<(), String> {
         self.end_all_faults();
-        self.simulation().workload.borrow_mut().progress_mut().quiescing = true;
+        self.simulation().workload.borrow_mut().progress_mut().begin_quiescing();
         self.disconnect_clients()?;
         // Every core takes the messages that other cores have sent it.
         self.simulation().sim.step(Nanos::NEVER);
         self.settle()?;
-        let leak = self.simulation().node.as_ref().find_leak();
+        let leak = self.simulation().node.find_leak();
         leak.map_or(Ok(()), |leak| Err(format!("a leak: {leak}")))
     }
 
@@ -283,13 +295,17 @@ pub(crate) trait ScenarioRunner {
                 self.quiesce()?;
                 self.restart()?;
             }
-            PhaseEnd::Crash { stop, steps_before, crashes_in_recovery } => {
+            PhaseEnd::Crash { node, stop, steps_before, crashes_in_recovery } => {
                 for _ in 0..*steps_before {
                     self.simulation().sim.step(Nanos::NEVER);
                 }
-                self.crash(*stop);
+                self.crash(*node, *stop);
                 self.end_all_faults();
-                self.recover(crashes_in_recovery)?;
+                self.recover(*node, crashes_in_recovery)?;
+            }
+            PhaseEnd::LoseDisk { node, steps } => {
+                self.end_all_faults();
+                self.lose_disk(*node, *steps)?;
             }
         }
         self.take_violation()
@@ -312,17 +328,20 @@ pub(crate) fn run(mut runner: impl ScenarioRunner, phases: &[Phase]) -> Result<S
     let result = runner.run_phases(phases);
     let digest = runner.digest();
     let Simulation { sim, node, workload, faults, stats, .. } = runner.simulation_mut();
-    let node: &SimNode = node.as_ref();
+    let nodes = node.sim_nodes();
     {
         let workload = workload.borrow();
         stats.operations = workload.progress().completed;
         stats.succeeded = workload.progress().succeeded;
     }
-    (stats.offloaded, stats.queued) = node.offloaded_and_queued();
+    for (offloaded, queued) in nodes.iter().map(|node| node.offloaded_and_queued()) {
+        stats.offloaded += offloaded;
+        stats.queued += queued;
+    }
     stats.elapsed = sim.now();
-    stats.device_errors = faults.disk().operations_failed();
+    stats.device_errors = faults.disks().iter().map(DiskFaults::operations_failed).sum();
     stats.trace_hash = mix64(sim.trace_hash() ^ digest);
-    let (stats, at, plan) = (*stats, sim.now(), node.plan);
+    let (stats, at, plan) = (*stats, sim.now(), nodes[0].plan);
     runner.simulation().end();
     result.map_err(|message| {
         format!("at {} ns, {} core(s), durability {:?}: {message}", at.0, plan.cores, plan.durability)

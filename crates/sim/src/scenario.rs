@@ -8,8 +8,8 @@ use crate::scheduling_scenario::SchedulingPlan;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_engine::Durability;
-use octokv_engine::hash::HashKind;
-use octokv_runtime::simulated::{CrashModel, HostFailure, SimDiskConfig, SimLinkConfig};
+use octokv_engine::HashKind;
+use octokv_runtime::simulated::{CrashModel, HostFailure, SimClock, SimDiskConfig, SimLinkConfig};
 
 /// Kind of faults that a simulation injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,11 +30,14 @@ pub enum Scenario {
     Namespaces,
     /// The hash engine on a client, over a block namespace of the node.
     Remote,
+    /// Three nodes with clocks of their own; network faults, links cut one way, pauses, drifting clocks, crashes of one
+    /// node, disk faults of one node, lost disks.
+    Nodes,
 }
 
 impl Scenario {
     /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
-    pub const ALL: [Scenario; 8] = [
+    pub const ALL: [Scenario; 9] = [
         Scenario::Calm,
         Scenario::Crashes,
         Scenario::Network,
@@ -43,6 +46,7 @@ impl Scenario {
         Scenario::Blocks,
         Scenario::Namespaces,
         Scenario::Remote,
+        Scenario::Nodes,
     ];
 
     /// Its name on the command line (`--scenario`).
@@ -56,6 +60,7 @@ impl Scenario {
             Scenario::Blocks => "blocks",
             Scenario::Namespaces => "namespaces",
             Scenario::Remote => "remote",
+            Scenario::Nodes => "nodes",
         }
     }
 
@@ -65,15 +70,15 @@ impl Scenario {
     }
 
     pub(crate) fn has_crashes(self) -> bool {
-        matches!(self, Scenario::Crashes | Scenario::Everything)
+        matches!(self, Scenario::Crashes | Scenario::Everything | Scenario::Nodes)
     }
 
     pub(crate) fn has_network_faults(self) -> bool {
-        matches!(self, Scenario::Network | Scenario::Everything)
+        matches!(self, Scenario::Network | Scenario::Everything | Scenario::Nodes)
     }
 
     pub(crate) fn has_disk_faults(self) -> bool {
-        matches!(self, Scenario::Disk | Scenario::Everything)
+        matches!(self, Scenario::Disk | Scenario::Everything | Scenario::Nodes)
     }
 }
 
@@ -84,8 +89,12 @@ pub struct KvScenarioPlan {
     pub seed: u64,
     /// The scenario that the plan was drawn for.
     pub scenario: Scenario,
-    /// The node.
-    pub node: NodePlan,
+    /// The nodes.
+    pub nodes: Vec<NodePlan>,
+    /// Clocks of the nodes and then of the client hosts; empty if all show the simulation's time.
+    pub clocks: Vec<SimClock>,
+    /// Whether no fault may cost a connection: then none may be lost.
+    pub keeps_connections: bool,
     /// Client hosts.
     pub hosts: Vec<ClientHostPlan>,
     /// Commands that clients submit.
@@ -193,23 +202,59 @@ pub struct ScheduledFault {
     pub kind: FaultKind,
 }
 
-/// Kinds of faults. `host` is an index into the client hosts.
+/// The host that a fault affects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultedHost {
+    /// A node.
+    Node(usize),
+    /// A client host.
+    Client(usize),
+}
+
+/// Kinds of faults. `host` is an index into the client hosts, `node` into the nodes.
 #[derive(Clone, Copy, Debug)]
 pub enum FaultKind {
-    /// Resets all connections of a host.
+    /// Resets all connections of a host to a node.
     ConnectionReset {
         /// Client host.
         host: usize,
+        /// Node.
+        node: usize,
     },
-    /// Drops all traffic between a host and the node.
+    /// Drops all traffic between a host and a node.
     Partition {
         /// Client host.
         host: usize,
+        /// Node.
+        node: usize,
     },
-    /// Degrades the link of a host.
+    /// Drops the traffic between a host and a node in one direction.
+    LinkCut {
+        /// Client host.
+        host: usize,
+        /// Node.
+        node: usize,
+        /// Whether the traffic to the node is dropped, else that from it.
+        to_node: bool,
+    },
+    /// Pauses the processes of a host.
+    Pause {
+        /// The host.
+        host: FaultedHost,
+    },
+    /// Changes the drift of a host's clock.
+    ClockDrift {
+        /// The host.
+        host: FaultedHost,
+        /// Microseconds gained per second.
+        drift_ppm: i64,
+    },
+    /// Degrades the link between a host and a node.
     SlowLink {
         /// Client host.
         host: usize,
+        /// Node.
+        node: usize,
         /// Link properties during the fault.
         link: SimLinkConfig,
     },
@@ -222,6 +267,8 @@ pub enum FaultKind {
     },
     /// Delays random device operations.
     SlowDisk {
+        /// Node.
+        node: usize,
         /// On average one operation in this many is delayed.
         one_in: u64,
         /// Longest delay of an operation, in simulated time.
@@ -229,6 +276,8 @@ pub enum FaultKind {
     },
     /// Fails random device operations, on average one in the given number; 0 for none of that kind.
     DiskErrors {
+        /// Node.
+        node: usize,
         /// Reads.
         read_one_in: u64,
         /// Writes.
@@ -254,8 +303,10 @@ pub enum PhaseEnd {
     },
     /// Quiesces, then shuts the node down cleanly and starts it again.
     Restart,
-    /// Crashes the node without quiescing.
+    /// Crashes a node without quiescing.
     Crash {
+        /// Node.
+        node: usize,
         /// Process kill or power loss.
         stop: HostFailure,
         /// Simulation steps between the last command of the phase and the crash.
@@ -263,10 +314,17 @@ pub enum PhaseEnd {
         /// Further crashes: time after the start of recovery, and kind.
         crashes_in_recovery: Vec<(Nanos, HostFailure)>,
     },
+    /// Loses the disk of a node without quiescing; node and disk are replaced by new ones.
+    LoseDisk {
+        /// Node.
+        node: usize,
+        /// Simulation steps between the loss and the replacement.
+        steps: u64,
+    },
 }
 
 impl KvScenarioPlan {
-    /// Draws the plan of a seed and scenario.
+    /// Draws the plan of a seed and scenario, with one node.
     pub fn draw(seed: u64, scenario: Scenario) -> KvScenarioPlan {
         let mut random = Prng::new(mix64(seed.wrapping_mul(8) + scenario as u64));
         let random = &mut random;
@@ -284,7 +342,9 @@ impl KvScenarioPlan {
         KvScenarioPlan {
             seed,
             scenario,
-            node,
+            nodes: vec![node],
+            clocks: Vec::new(),
+            keeps_connections: false,
             hosts,
             load,
             link: draw_link(random),
@@ -404,8 +464,8 @@ fn draw_fault(random: &mut Prng, scenario: Scenario, hosts: usize) -> Option<Fau
     let network = scenario.has_network_faults() && (!scenario.has_disk_faults() || random.one_in(2));
     if network {
         return Some(match random.below(5) {
-            0 | 1 => FaultKind::ConnectionReset { host },
-            2 => FaultKind::Partition { host },
+            0 | 1 => FaultKind::ConnectionReset { host, node: 0 },
+            2 => FaultKind::Partition { host, node: 0 },
             3 => {
                 let link = SimLinkConfig {
                     latency: Nanos::from_micros(between(random, 100, 20_000)),
@@ -414,7 +474,7 @@ fn draw_fault(random: &mut Prng, scenario: Scenario, hosts: usize) -> Option<Fau
                     window_bytes: pick(random, &[1_000, 16 << 10]),
                     fragments: true,
                 };
-                FaultKind::SlowLink { host, link }
+                FaultKind::SlowLink { host, node: 0, link }
             }
             _ => FaultKind::ClientHostCrash { host, stop: draw_stop(random) },
         });
@@ -424,13 +484,20 @@ fn draw_fault(random: &mut Prng, scenario: Scenario, hosts: usize) -> Option<Fau
     }
     Some(match random.below(3) {
         0 => FaultKind::SlowDisk {
+            node: 0,
             one_in: pick(random, &[1, 3, 20]),
             delay_max: Nanos::from_micros(pick(random, &[200, 5_000, 60_000])),
         },
-        1 => FaultKind::DiskErrors { read_one_in: between(random, 3, 60), write_one_in: 0, flush_one_in: 0 },
+        1 => FaultKind::DiskErrors {
+            node: 0,
+            read_one_in: between(random, 3, 60),
+            write_one_in: 0,
+            flush_one_in: 0,
+        },
         _ => {
             let rate = |random: &mut Prng| pick(random, &[0, 5, 40]);
             FaultKind::DiskErrors {
+                node: 0,
                 read_one_in: rate(random),
                 write_one_in: rate(random),
                 flush_one_in: rate(random),
@@ -453,6 +520,7 @@ fn draw_phase_end(random: &mut Prng, scenario: Scenario) -> PhaseEnd {
             again.push((Nanos::from_micros(between(random, 1, 3_000)), draw_stop(random)));
         }
         return PhaseEnd::Crash {
+            node: 0,
             stop: draw_stop(random),
             steps_before: random.below(60),
             crashes_in_recovery: again,

@@ -26,7 +26,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 const PORT: u16 = 4420;
-const MAILBOX_MESSAGES: usize = 4;
+/// Messages of a ring between cores: so few that rings are full at times.
+const MAILBOX_MESSAGES: usize = 2;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 
 /// A simulated disk with injected faults, as cores open it.
@@ -61,6 +62,23 @@ pub struct RunningNode {
     pub target: Arc<Target>,
     /// Its cores.
     pub cores: Vec<SimCore>,
+}
+
+/// The nodes of a simulation.
+pub trait NodesUnderTest {
+    /// Each node, by the index that faults name.
+    fn sim_nodes(&self) -> Vec<&SimNode>;
+
+    /// Whether no node has a connection, request or device operation left.
+    fn are_quiescent(&self) -> bool {
+        self.sim_nodes().into_iter().all(SimNode::is_quiescent)
+    }
+
+    /// Describes resources in use, or `None`. REQUIRES: all nodes are quiescent.
+    fn find_leak(&self) -> Option<String> {
+        let leaks = self.sim_nodes().into_iter().enumerate();
+        leaks.into_iter().find_map(|(index, node)| Some(format!("node {index}: {}", node.find_leak()?)))
+    }
 }
 
 /// A node on a simulated host.

@@ -14,6 +14,8 @@ pub struct ScenarioStats {
     pub succeeded: u64,
     /// Simulated time from the start of the scenario to its end.
     pub elapsed: Nanos,
+    /// Disks of nodes lost and replaced.
+    pub disks_lost: u64,
     /// Crashes of the node, those during recovery included.
     pub crashes: u64,
     /// Requests executed on another core than their connection's.

@@ -28,6 +28,19 @@ fn no_write_is_reported_durable_before_a_flush() {
     assert_seeds_hold(Scenario::Everything, &[8, 33, 37]);
 }
 
+/// After a failed journal write, a leader that had waited for a checkpoint wrote one more batch. It held a second change
+/// of a key whose first one had failed but was on the disk: recovery gave the key two records, or could not open.
+#[test]
+fn no_batch_follows_a_failed_one() {
+    assert_seeds_hold(Scenario::Disk, &[1467, 1723]);
+}
+
+/// A failed read of a torn record made recovery count it, and then it replaced the previous value for good.
+#[test]
+fn a_read_error_during_recovery_does_not_replace_a_value_by_a_torn_one() {
+    assert_seeds_hold(Scenario::Remote, &[3215]);
+}
+
 /// A device block deallocated during a read-modify-write of another namespace block in it returned with its old
 /// contents.
 #[test]
@@ -40,4 +53,10 @@ fn a_deallocated_block_does_not_return_with_a_neighbouring_write() {
 #[test]
 fn a_namespace_removed_during_session_setup_is_reported_missing() {
     assert_seeds_hold(Scenario::Namespaces, &[73]);
+}
+
+/// A partial write held its range lock while it waited for a buffer, and commands behind it timed out.
+#[test]
+fn a_wait_for_a_buffer_does_not_block_a_range() {
+    assert_seeds_hold(Scenario::Blocks, &[708]);
 }

@@ -8,8 +8,10 @@ use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
 use octokv_engine::bug_injection::{self as engine_bugs, InjectedBug as EngineBug};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{self, FormatConfig, HashEngine, OpenConfig};
-use octokv_engine::{Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{
+    AnyEngine, AnyVolume, Durability, Engine, EngineError, FormatConfig, OpenConfig, OpenError, PutMode,
+    PutOutcome, Volume,
+};
 use octokv_runtime::simulated::{
     CrashModel, HostFailure, SimDiskConfig, SimEnv, SimEnvConfig, SimHostId, SimSockets,
 };
@@ -152,18 +154,20 @@ impl SimSetup {
             ack_log.operation
         };
         let config = OpenConfig { durability: self.durability, cores: 1 };
-        let format = FormatConfig { unit_bytes: self.block_bytes, seed: 5, ..FormatConfig::default() };
+        let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };
         let (shared, own) = (Rc::clone(ack_log), handle.clone());
         handle.spawn(async move {
             let pool = BufferPool::new(16 << 20);
             let opened = async {
+                let devices = [device];
                 if first {
-                    hash::format(&*device, &format).await?;
+                    AnyVolume::format(&devices, &format).await?;
                 }
-                hash::open(&device, &pool, config, &format).await
+                let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
+                Ok::<_, OpenError>(volume.engine(0, &devices, pool))
             };
             let engine = match opened.await {
-                Ok(volume) => Rc::new(HashEngine::new(volume, 0, device, pool)),
+                Ok(engine) => Rc::new(engine),
                 Err(error) => return fail(&shared, format!("the volume does not open: {error}")),
             };
             if let Err(what) = audit(&engine, &shared).await {
@@ -206,7 +210,7 @@ fn fail(ack_log: &SharedCell<AckLog>, what: String) {
 }
 
 /// Checks that every key holds its last durable value or a later attempted one.
-async fn audit(engine: &HashEngine, ack_log: &SharedCell<AckLog>) -> Result<(), String> {
+async fn audit(engine: &AnyEngine, ack_log: &SharedCell<AckLog>) -> Result<(), String> {
     for index in 0..KEYS {
         let key = key_of(index);
         let found = engine.get(&key).await.map_err(|fault| format!("{key}: {fault}"))?;
@@ -226,7 +230,7 @@ async fn audit(engine: &HashEngine, ack_log: &SharedCell<AckLog>) -> Result<(), 
 
 /// Puts and flushes until the engine is read-only or all operations are done.
 async fn run_task(
-    engine: Rc<HashEngine>,
+    engine: Rc<AnyEngine>,
     ack_log: SharedCell<AckLog>,
     handle: ReactorHandle,
     config: OpenConfig,
@@ -243,7 +247,10 @@ async fn run_task(
             operation
         };
         let value = value_of(&key, operation, 8 + random.below(6000) as usize);
-        match engine.put(&key, PutMode::Upsert, record_of(&key, &value), value.len()).await {
+        match engine
+            .put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), value.len())
+            .await
+        {
             Ok(PutOutcome::Stored) => {
                 let mut ack_log = ack_log.borrow_mut();
                 ack_log.completed += 1;

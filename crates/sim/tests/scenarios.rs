@@ -1,5 +1,7 @@
 //! Every scenario passes many seeds, and each seed is deterministic.
 
+use octokv_sim::nodes_scenario::{NODES, draw_nodes_plan};
+use octokv_sim::scenario::FaultKind;
 use octokv_sim::{KvScenarioPlan, Scenario, SweepConfig, run_seed, run_sweep};
 
 #[expect(clippy::disallowed_methods, reason = "prints the simulator's speed")]
@@ -57,6 +59,11 @@ fn remote_holds() {
 }
 
 #[test]
+fn nodes_hold() {
+    assert_scenario_holds(Scenario::Nodes);
+}
+
+#[test]
 fn every_fault_of_a_scenario_occurs() {
     let of = |scenario| {
         let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());
@@ -74,6 +81,38 @@ fn every_fault_of_a_scenario_occurs() {
     assert!(crashes > 12 && checkpoints > 0, "{crashes} crashes, {checkpoints} checkpoints");
     let [.., errors, corrupted] = of(Scenario::Disk);
     assert!(errors > 12 && corrupted > 6, "{errors} errors, {corrupted} corrupted bits");
+    let [crashes, _, errors, _] = of(Scenario::Nodes);
+    assert!(crashes > 6 && errors > 12, "{crashes} crashes, {errors} errors");
+}
+
+#[test]
+fn plans_of_nodes_have_every_fault() {
+    let mut seen = std::collections::BTreeMap::new();
+    for seed in 0..60 {
+        let plan = draw_nodes_plan(seed);
+        assert!(plan.nodes.len() == NODES && plan.clocks.len() == NODES + plan.hosts.len());
+        let mut count = |what: String| *seen.entry(what).or_insert(0) += 1;
+        count(format!("keeps connections: {}", plan.keeps_connections));
+        for phase in &plan.phases {
+            assert!(!plan.keeps_connections || phase.faults.is_empty());
+            for fault in &phase.faults {
+                let text = format!("{:?}", fault.kind);
+                let first = text.split([' ', '{']).next().unwrap_or_default().to_owned();
+                count(format!("{first} {}", if text.contains("Node(") { "of a node" } else { "" }));
+                if let FaultKind::LinkCut { to_node, .. } = fault.kind {
+                    count(format!("cut to a node: {to_node}"));
+                }
+            }
+            count(format!("{:?}", phase.end).split([' ', '{']).next().unwrap_or_default().to_owned());
+        }
+    }
+    for (what, count) in &seen {
+        assert!(*count > 3, "{what}: {count}");
+    }
+    // Nine kinds of faults, two of them of nodes too, cuts in two directions, two kinds of plans, four ends of phases.
+    assert_eq!(seen.len(), 9 + 2 + 2 + 2 + 4, "{seen:?}");
+    let lost: u64 = (0..12).map(|seed| run_seed(seed, Scenario::Nodes, false).unwrap().disks_lost).sum();
+    assert!(lost > 3, "{lost} disks lost");
 }
 
 #[test]

@@ -3,8 +3,10 @@
 
 mod injected_bugs;
 mod injected_bugs_blocks;
+mod injected_bugs_nodes;
 mod injected_bugs_remote;
 mod injected_bugs_scheduling;
+mod peers;
 mod regression_seeds;
 mod remote_engine;
 mod scenarios;

@@ -78,6 +78,7 @@ pub struct DeviceFile {
     path: PathBuf,
     size_bytes: u64,
     block_bytes: u32,
+    preferred_write_bytes: u32,
     is_block_device: bool,
     was_created: bool,
 }
@@ -188,7 +189,26 @@ fn from_open_file(
     if !block_bytes.is_power_of_two() || block_bytes > BLOCK_BYTES_MAX {
         return Err(DeviceOpenError::BlockTooLarge { block_bytes });
     }
-    Ok(DeviceFile { file, path: path.into(), size_bytes, block_bytes, is_block_device, was_created })
+    let preferred_write_bytes = query_preferred_write(&file, is_block_device)?.max(block_bytes);
+    let path = path.into();
+    Ok(DeviceFile {
+        file,
+        path,
+        size_bytes,
+        block_bytes,
+        preferred_write_bytes,
+        is_block_device,
+        was_created,
+    })
+}
+
+/// The size from which a write replaces whole blocks of what is below: of a disk the physical block, of a regular file the
+/// block of its file system. At most [`BLOCK_BYTES_MAX`].
+fn query_preferred_write(file: &File, is_block_device: bool) -> io::Result<u32> {
+    if is_block_device && let Ok(physical @ 1..) = rustix::fs::ioctl_blkpbszget(file) {
+        return Ok(physical.min(BLOCK_BYTES_MAX));
+    }
+    Ok(file.metadata()?.blksize().min(u64::from(BLOCK_BYTES_MAX)) as u32)
 }
 
 /// The block size of direct I/O: as the kernel reports it (6.1 and later), else the disk's logical block size, else the
@@ -224,6 +244,12 @@ impl DeviceFile {
     /// The block size in bytes, the unit of transfers: a power of two from 512 to [`BLOCK_BYTES_MAX`].
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
+    }
+
+    /// The size in bytes from which a write replaces whole blocks of the disk, or of the file system of a regular file: from
+    /// the block size to [`BLOCK_BYTES_MAX`]. A smaller write may cost a read.
+    pub fn preferred_write_bytes(&self) -> u32 {
+        self.preferred_write_bytes
     }
 
     /// Whether it is a block device, not a regular file.

@@ -4,7 +4,7 @@
 
 pub mod block_node;
 
-use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, value_offset};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, RecordLayout};
 use octokv_client::{ClientConfig, Command, Error, Response, Session, StoreMode, Value};
 use octokv_nvmf::{
     Connection, IoRequest, NamespaceInfo, NamespaceKind, RequestOperation, RequestOutcome, SubsystemConfig,
@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub const NQN: &str = "nqn.2026-11.io.octokv:node";
+const RECORD_LAYOUT: RecordLayout = RecordLayout::new(48);
 
 pub fn address() -> SocketAddr {
     "127.0.0.1:4420".parse().unwrap()
@@ -36,6 +37,7 @@ pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
         kind: NamespaceKind::KeyValue {
             value_bytes_max: config.value_bytes_max,
             key_bytes_max: config.key_bytes_max,
+            record_layout: RECORD_LAYOUT,
         },
         ana_group: 1,
     };
@@ -68,7 +70,7 @@ impl MapStore {
                     StoreMode::UpdateOnly if !exists => return RequestOutcome::NotFound,
                     _ => {}
                 }
-                let from = value_offset(key.len());
+                let from = RECORD_LAYOUT.value_offset(key.len());
                 let value = record[from..from + value_bytes as usize].to_vec();
                 let used: usize = self.values.values().map(Vec::len).sum();
                 if self.capacity_bytes.is_some_and(|max| used + value.len() > max) {

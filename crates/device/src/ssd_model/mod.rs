@@ -103,6 +103,9 @@ impl Device for SimulatedSsd {
     fn geometry(&self) -> Geometry {
         Geometry { volatile: false, ..self.inner.geometry() }
     }
+    fn preferred_write_bytes(&self) -> u32 {
+        self.inner.preferred_write_bytes()
+    }
     fn name(&self) -> &str {
         self.inner.name()
     }

@@ -13,15 +13,16 @@
 //! the checkpoint's start be overwritten. A crash before the superblock is durable leaves the old checkpoint with its
 //! journal. Tested below and in `tests/hash_power_loss.rs`, maintenance in `tests/hash_maintenance.rs`.
 
-use super::commit_queue::PoisonGuard;
 use super::engine::HashEngine;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
 use super::superblock::Checkpoint;
-use super::superblock_io::write_superblock;
-use super::volume::CHECKPOINT_LOCK;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Buffer, Nanos, crc32c};
+use crate::common::commit_queue::PoisonGuard;
+use crate::common::group_commit::{checkpoint_if, flush_deferred, lock_checkpoint, write_durability_marker};
+use crate::common::image_stream::{ImageFormat, ImageWriter};
+use crate::common::superblock_io::write_superblock;
+use octokv_base::{Nanos, crc32c};
 use octokv_runtime::{ReactorHandle, trim_heap};
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
@@ -49,8 +50,6 @@ const _: () = assert!(size_of::<ImageLayout>() == IMAGE_HEADER_BYTES);
 /// The first byte that the checksum covers.
 const CHECKED_FROM: usize = offset_of!(ImageLayout, volume_id);
 
-/// Bytes per write of a checkpoint.
-const CHUNK_BYTES: usize = 256 * 1024;
 /// The time from a change to the maintenance after it, at most.
 const MAINTENANCE_DELAY: Nanos = Nanos::from_millis(20);
 /// The pause after a failed checkpoint.
@@ -91,6 +90,13 @@ pub fn encode(bytes: &mut Vec<u8>, header: &PartitionImageHeader, entries: &[Ind
 /// Bytes read from a checkpoint area, not validated.
 pub struct UncheckedImage<'a>(pub &'a [u8]);
 
+impl ImageFormat for PartitionImageHeader {
+    const HEADER_BYTES: usize = IMAGE_HEADER_BYTES;
+    fn claimed_bytes(bytes: &[u8]) -> Option<usize> {
+        UncheckedImage(bytes).claimed_bytes()
+    }
+}
+
 impl<'a> UncheckedImage<'a> {
     /// The length of the image at the front by its unverified header; `None` without the magic.
     pub fn claimed_bytes(&self) -> Option<usize> {
@@ -116,36 +122,6 @@ impl<'a> UncheckedImage<'a> {
     }
 }
 
-/// Streams bytes into both copies of an area.
-struct AreaWriter<'a> {
-    engine: &'a HashEngine,
-    area: u8,
-    pending: Vec<u8>,
-    written: u64,
-}
-
-impl AreaWriter<'_> {
-    /// Writes the pending bytes in whole chunks, `at_end` all of them.
-    async fn write(&mut self, at_end: bool) -> Result<(), EngineError> {
-        let volume = &self.engine.volume;
-        let unit = volume.unit_bytes();
-        while self.pending.len() >= CHUNK_BYTES || (at_end && !self.pending.is_empty()) {
-            let take = self.pending.len().min(CHUNK_BYTES);
-            let mut copies = [(); 2].map(|()| Buffer::zeroed(take.next_multiple_of(unit)));
-            copies.iter_mut().for_each(|copy| copy[..take].copy_from_slice(&self.pending[..take]));
-            self.pending.drain(..take);
-            let at = |copy| volume.layout().area_start_unit(self.area, copy) + self.written / unit as u64;
-            let [first, second] = copies;
-            let first = self.engine.device.write(volume.lba(at(0)), first);
-            let second = self.engine.device.write(volume.lba(at(1)), second);
-            let (first, second) = (first.await, second.await);
-            first.result.and(second.result)?;
-            self.written += take as u64;
-        }
-        Ok(())
-    }
-}
-
 impl HashEngine {
     /// Writes a checkpoint and truncates the journal. With `clean`, the superblock records a clean shutdown. REQUIRES: no
     /// operation follows a clean checkpoint.
@@ -154,20 +130,11 @@ impl HashEngine {
     /// Device failures. A failed image write leaves the previous checkpoint valid; a failure after that makes the volume
     /// read-only. [`EngineError::ReadOnly`] if it already is.
     pub async fn checkpoint(&self, clean: bool) -> Result<(), EngineError> {
-        let _guard = self.volume.maintenance_locks.lock(CHECKPOINT_LOCK).await;
-        self.write_checkpoint(clean).await
+        let _guard = lock_checkpoint(self).await;
+        self.write_images(clean).await
     }
 
-    /// Writes a checkpoint if `needed` still holds when no other is being written.
-    pub(super) async fn checkpoint_if(&self, needed: impl Fn() -> bool) -> Result<(), EngineError> {
-        let _guard = self.volume.maintenance_locks.lock(CHECKPOINT_LOCK).await;
-        match needed() {
-            true => self.write_checkpoint(false).await,
-            false => Ok(()),
-        }
-    }
-
-    async fn write_checkpoint(&self, clean: bool) -> Result<(), EngineError> {
+    pub(super) async fn write_images(&self, clean: bool) -> Result<(), EngineError> {
         let volume = &self.volume;
         if volume.volatile {
             return Ok(());
@@ -180,7 +147,8 @@ impl HashEngine {
         let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint_id());
         // If this is dropped half-way, its writes may still reach the area during the next checkpoint.
         let poison_guard = PoisonGuard(&volume.commits);
-        let mut writer = AreaWriter { engine: self, area, pending: Vec::new(), written: 0 };
+        let starts = [0, 1].map(|copy| volume.lba(volume.layout().area_start_unit(area, copy)));
+        let mut writer = ImageWriter::new(&*self.device, starts, volume.unit_bytes());
         let mut image_entries = Vec::new();
         for (index, partition) in volume.partitions.iter().enumerate() {
             let applied = {
@@ -195,16 +163,19 @@ impl HashEngine {
                 partition: index as u32,
                 applied_through: applied,
             };
-            encode(&mut writer.pending, &header, &image_entries);
-            if let Err(error) = writer.write(false).await {
+            encode(writer.pending(), &header, &image_entries);
+            if let Err(error) = writer.write_chunks().await {
                 poison_guard.disarm();
                 return Err(error);
             }
         }
-        if let Err(error) = writer.write(true).await {
-            poison_guard.disarm();
-            return Err(error);
-        }
+        let bytes = match writer.finish().await {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                poison_guard.disarm();
+                return Err(error);
+            }
+        };
         if bug_injection::is_injected(InjectedBug::CheckpointClaimsTooMuch) {
             position = volume.commits.replay_from();
         }
@@ -214,7 +185,7 @@ impl HashEngine {
         superblock.checkpoint = Checkpoint {
             area: Some(area),
             id,
-            bytes: writer.written,
+            bytes,
             journal_unit: position.unit,
             batch: position.batch,
             entry: position.entry.saturating_sub(1),
@@ -226,16 +197,16 @@ impl HashEngine {
         *volume.superblock.lock() = superblock;
         volume.commits.release_before(position);
         volume.checkpoints.fetch_add(1, Ordering::Relaxed);
-        drop((writer, image_entries));
+        drop(image_entries);
         // Tables that grew since the last checkpoint have fragmented the heap.
         trim_heap();
         Ok(())
     }
 
-    /// Background maintenance: writes a checkpoint when one is due, flushes deferred changes, and writes a durability
-    /// marker. Ends when the volume is read-only; at once for a volatile device. REQUIRES: exactly one core runs it while
-    /// the volume is open. `report` receives each error; a failed checkpoint is retried after `RETRY_DELAY`.
-    pub async fn maintain(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
+    /// Writes a checkpoint when one is due, flushes deferred changes, and writes a durability marker. Ends when the volume
+    /// is read-only; at once for a volatile device. `report` receives each error; a failed checkpoint is retried after
+    /// `RETRY_DELAY`.
+    pub(super) async fn run_maintenance(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
         let commits = &self.volume.commits;
         let mut pause = MAINTENANCE_DELAY;
         while !self.volume.volatile && !commits.has_failed() {
@@ -246,13 +217,13 @@ impl HashEngine {
                 break;
             }
             if commits.is_checkpoint_due()
-                && let Err(error) = self.checkpoint_if(|| commits.is_checkpoint_due()).await
+                && let Err(error) = checkpoint_if(self, || commits.is_checkpoint_due()).await
             {
                 report(error);
                 pause = RETRY_DELAY;
             }
-            let result = match self.flush_deferred().await {
-                Ok(()) => self.write_durability_marker().await,
+            let result = match flush_deferred(self).await {
+                Ok(()) => write_durability_marker(self).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = result {

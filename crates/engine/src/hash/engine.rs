@@ -1,19 +1,21 @@
 //! The operations of the hash engine on one core: put, get, delete, exist, list and flush.
 
-use super::allocator::Extent;
-use super::commit_queue::WriteOutcome;
-use super::epoch::{EpochGuard, EpochReaders};
 use super::index::{Candidates, RecordRef};
-use super::journal::JournalEntry;
+use super::journal::{IndexChange, WriteOutcome};
 use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
-use super::volume::Volume;
+use super::volume::HashVolume;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::allocator::Extent;
+use crate::common::epoch::{EpochGuard, EpochReaders};
+use crate::common::group_commit::{commit, flush_deferred, flush_device};
+use crate::common::journal::JournalEntry;
 use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PrefetchStage,
     PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VolumePlace,
 };
-use octokv_base::{Buffer, BufferPool, Key, Lba, RingRange, UnixTime, Version};
+use octokv_base::{Buffer, BufferPool, Key, Lba, RecordLayout, RingRange, UnixTime, Version};
 use octokv_device::{Device, DeviceFuture};
+use octokv_runtime::ReactorHandle;
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::ready;
@@ -33,7 +35,7 @@ fn lacking_for(options: &PutOptions) -> Option<Capability> {
 
 /// One core's handle on a volume.
 pub struct HashEngine {
-    pub(super) volume: Arc<Volume>,
+    pub(super) volume: Arc<HashVolume>,
     pub(super) device: Rc<dyn Device>,
     pool: BufferPool,
     readers: EpochReaders,
@@ -62,13 +64,13 @@ enum Predecessor {
 impl HashEngine {
     /// The handle of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other handle of
     /// the volume has the same core.
-    pub fn new(volume: Arc<Volume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
+    pub fn new(volume: Arc<HashVolume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
         let partition = Cell::new(volume.initial_space_partition(core));
         HashEngine { volume, device, pool, readers: EpochReaders::new(core), preferred_partition: partition }
     }
 
     /// The state that all cores share.
-    pub fn volume(&self) -> &Arc<Volume> {
+    pub fn volume(&self) -> &Arc<HashVolume> {
         &self.volume
     }
 
@@ -83,7 +85,7 @@ impl HashEngine {
     /// A value in one buffer: a record of this format is written and checked as a whole. `None` if the buffers hold less
     /// than the value.
     fn join(&self, key: &Key, value: PutValue) -> Result<Option<Buffer>, EngineError> {
-        let offset = octokv_base::value_offset(key.len());
+        let offset = record::LAYOUT.value_offset(key.len());
         let bytes = record_bytes(key.len(), value.bytes).next_multiple_of(self.volume.unit_bytes());
         let mut joined = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
         let mut at = offset;
@@ -106,16 +108,6 @@ impl HashEngine {
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
         let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
         Ok(self.device.read(self.lba(record_ref.location), buffer).await.into_read()?)
-    }
-
-    /// Flushes the device. A failure makes the volume read-only: the kernel reports lost writes only once, and not which
-    /// writes they were.
-    pub(super) async fn flush_device(&self) -> Result<(), EngineError> {
-        let flushed = self.device.flush().await.result;
-        if flushed.is_err() {
-            self.volume.commits.fail();
-        }
-        Ok(flushed?)
     }
 
     /// Reads `prefix_bytes` of a record, or all of a shorter one, and compares its key.
@@ -245,6 +237,12 @@ impl HashEngine {
         })
     }
 
+    /// Applies a change whose record is on a volatile device, which has no journal.
+    fn apply_volatile(&self, entry: IndexChange, outcome: WriteOutcome) {
+        let volume = &self.volume;
+        volume.epochs.retire(volume.apply(&entry.amended(outcome), 0).as_slice());
+    }
+
     /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
     async fn write_and_commit(
         &self,
@@ -265,7 +263,7 @@ impl HashEngine {
             self.volume.space.release(Extent { location, units });
         }
         let (sequence, write) = self.start_record_write(extent, key, record, value_bytes);
-        let entry = JournalEntry {
+        let entry = IndexChange {
             hash,
             new_location: extent.location,
             old_location: old.map_or(0, |record_ref| record_ref.location),
@@ -275,7 +273,10 @@ impl HashEngine {
         let record_write = self.await_record_write(write, unverified, key);
         let result = match self.volume.volatile {
             true => record_write.await.map(|outcome| self.apply_volatile(entry, outcome)),
-            false => self.commit(entry, record_write).await?,
+            false => {
+                let record_bytes = entry.units as usize * self.volume.unit_bytes();
+                commit(self, entry, record_bytes, record_write).await?
+            }
         };
         match result {
             Ok(()) => Ok(PutOutcome::Stored),
@@ -332,7 +333,7 @@ impl Engine for HashEngine {
                 // A flush may free pending space, which this core's own epoch must not hold back.
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                Box::pin(self.flush_deferred()).await?;
+                Box::pin(flush_deferred(self)).await?;
                 epoch_guard = self.readers.enter(&volume.epochs);
                 predecessor = self.find_predecessor(mode, hash, key).await?;
                 let Some(extent) = volume.allocate(hash, &self.preferred_partition, units) else {
@@ -383,11 +384,11 @@ impl Engine for HashEngine {
             self.resolve_candidates(&candidates, key).await?
         };
         let Some(old) = old else { return Ok(DeleteOutcome::NotFound) };
-        let entry = JournalEntry { hash, new_location: 0, old_location: old.location, sequence: 0, units: 0 };
+        let entry = IndexChange { hash, new_location: 0, old_location: old.location, sequence: 0, units: 0 };
         if volume.volatile {
             self.apply_volatile(entry, WriteOutcome::Confirmed);
         } else {
-            self.commit(entry, ready(Ok(WriteOutcome::Confirmed))).await??;
+            commit(self, entry, 0, ready(Ok(WriteOutcome::Confirmed))).await??;
         }
         Ok(DeleteOutcome::Deleted)
     }
@@ -453,8 +454,8 @@ impl Engine for HashEngine {
     }
 
     async fn flush(&self) -> Result<(), EngineError> {
-        self.flush_deferred().await?;
-        self.flush_device().await
+        flush_deferred(self).await?;
+        flush_device(self).await
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {
@@ -473,6 +474,18 @@ impl Engine for HashEngine {
         }
     }
 
+    async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
+        self.run_maintenance(handle, report).await;
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.checkpoint(true).await
+    }
+
+    fn record_layout(&self) -> RecordLayout {
+        record::LAYOUT
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.volume.statistics()
     }
@@ -482,7 +495,8 @@ impl Engine for HashEngine {
 mod tests {
     use super::*;
     use crate::conformance::{record_of, value_of};
-    use crate::hash::{FormatConfig, OpenConfig, index, open};
+    use crate::hash::{index, open};
+    use crate::{FormatConfig, OpenConfig};
     use octokv_device::{MemoryDevice, RamDisk};
     use octokv_runtime::block_on;
 
@@ -490,7 +504,7 @@ mod tests {
         let pool = BufferPool::new(1 << 20);
         let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap()));
         let config = OpenConfig { durability: crate::Durability::PowerSafe, cores: 1 };
-        let format_config = FormatConfig { unit_bytes: 512, ..FormatConfig::default() };
+        let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
         let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
         HashEngine::new(volume, 0, device, pool)
     }
@@ -510,7 +524,7 @@ mod tests {
         keys.iter().for_each(prefetch_all);
         for key in &keys {
             let value = value_of(key, 1, 50);
-            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), 50);
             assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
             prefetch_all(key);
             let got = block_on(engine.get(key), || ()).unwrap().unwrap();
@@ -534,7 +548,7 @@ mod tests {
         let (one, other) = (Key::new(b"one").unwrap(), Key::new(b"other").unwrap());
         let put = |key: &Key, operation| {
             let value = value_of(key, operation, 50);
-            let put = engine.put(key, PutMode::Upsert, record_of(key, &value), 50);
+            let put = engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), 50);
             assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
         };
         put(&one, 1);
@@ -542,9 +556,7 @@ mod tests {
         let (hash, first_record) =
             (engine.volume.hash(&other), engine.volume.candidates(engine.volume.hash(&one))[0]);
         let (new, units) = (first_record.location, first_record.units as u32);
-        engine
-            .volume
-            .apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
+        engine.volume.apply(&IndexChange { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
         let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
         assert!(get(&other).is_none());
         assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
@@ -558,7 +570,7 @@ mod tests {
         let sequence = 2;
         assert_eq!(index::fingerprint(sequence), record_ref.fingerprint);
         let (hash, new, units) = (engine.volume.hash(&short), record_ref.location, record_ref.units as u32);
-        engine.volume.apply(&JournalEntry { hash, new_location: new, old_location: 0, sequence, units }, 0);
+        engine.volume.apply(&IndexChange { hash, new_location: new, old_location: 0, sequence, units }, 0);
         assert!(get(&short).is_none());
         assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
         put(&short, 4);

@@ -5,61 +5,55 @@
 //! volume without a checkpoint and without a first batch.
 
 use super::checkpoint::IMAGE_HEADER_BYTES;
-use super::error::OpenError;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
-use super::journal::batch_units_max;
+use super::journal::IndexChange;
 use super::record::record_bytes;
-use super::superblock::{
-    Checkpoint, HashKind, RING_BATCHES_MIN, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
-    superblock_units,
-};
-use super::superblock_io::write_superblock;
+use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, superblock_units};
+use crate::FormatConfig;
+use crate::common::journal::batch_units_max;
+use crate::common::superblock_io::{erase_superblocks, write_superblock};
+use crate::open_error::OpenError;
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};
 use octokv_device::{Device, Geometry};
 
-/// The configuration of a new volume.
-#[derive(Clone, Copy, Debug)]
-pub struct FormatConfig {
-    /// The unit in bytes: 512, 1024, 2048 or 4096, and at least the device's block. A record takes whole units.
-    pub unit_bytes: u32,
-    /// The hash function of keys.
-    pub hash: HashKind,
-    /// log2 of the bitmap's partitions (OctoKV's n); fewer on a small device.
-    pub bitmap_partitions_log2: u8,
-    /// The longest value, in bytes.
-    pub value_bytes_max: u32,
-    /// The identifier of the namespace that the volume holds.
-    pub namespace: u32,
-    /// The seed of the volume's random numbers: its id and its hash seed.
-    pub seed: u64,
+/// The possible units, in bytes.
+const UNIT_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
+
+/// Bytes of the longest record.
+fn record_bytes_max(config: &FormatConfig) -> u64 {
+    record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64
 }
 
-impl Default for FormatConfig {
-    fn default() -> FormatConfig {
-        FormatConfig {
-            unit_bytes: 4096,
-            hash: HashKind::Xxh3,
-            bitmap_partitions_log2: 4,
-            value_bytes_max: 2 << 20,
-            namespace: 1,
-            seed: 0,
-        }
-    }
+/// The smallest unit whose write needs no read below, and with which an index entry can name every unit of the device and
+/// the length of the longest record; the largest unit if there is none.
+fn unit_bytes_for(geometry: Geometry, preferred_write_bytes: u32, config: &FormatConfig) -> u32 {
+    let suits = |&unit_bytes: &u32| {
+        unit_bytes >= preferred_write_bytes
+            && geometry.bytes() / u64::from(unit_bytes) <= LOCATION_MAX
+            && record_bytes_max(config).div_ceil(u64::from(unit_bytes)) <= RECORD_UNITS_MAX
+    };
+    let [smaller @ .., largest] = UNIT_BYTES;
+    smaller.into_iter().find(suits).unwrap_or(largest)
 }
 
 /// Lays out a volume on a device. Volatile devices have neither journal nor checkpoints.
 ///
 /// # Errors
 /// [`OpenError::BlockTooLarge`], [`OpenError::TooSmall`] or [`OpenError::ValuesTooLong`].
-pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superblock, OpenError> {
-    let unit_bytes = config.unit_bytes;
+pub(super) fn layout(
+    geometry: Geometry,
+    preferred_write_bytes: u32,
+    config: &FormatConfig,
+) -> Result<HashSuperblock, OpenError> {
+    let unit_bytes =
+        config.unit_bytes.unwrap_or_else(|| unit_bytes_for(geometry, preferred_write_bytes, config));
     if geometry.block_bytes > unit_bytes {
         return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
     }
     // Units beyond the last location that an index entry can name stay unused.
     let units = (geometry.bytes() / u64::from(unit_bytes)).min(LOCATION_MAX);
     let ring_units_max = (512 << 20) / unit_bytes;
-    let ring_units_min = RING_BATCHES_MIN * batch_units_max(unit_bytes);
+    let ring_units_min = RING_BATCHES_MIN * batch_units_max::<IndexChange>(unit_bytes);
     let index_partitions_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
     let (journal_units, area_units) = match geometry.volatile {
         true => (1, 0),
@@ -75,8 +69,7 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
         let need_bytes = units_min * u64::from(unit_bytes);
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
     }
-    let record_bytes_max = record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64;
-    let record_units_max = record_bytes_max.div_ceil(u64::from(unit_bytes));
+    let record_units_max = record_bytes_max(config).div_ceil(u64::from(unit_bytes));
     if record_units_max > RECORD_UNITS_MAX {
         let value_bytes_max =
             RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
@@ -86,7 +79,7 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
     let data_units = units - data_first;
     let partitions_log2_max = (data_units / (16 * record_units_max)).max(1).ilog2() as u8;
     let mut random = Prng::new(config.seed);
-    Ok(Superblock {
+    Ok(HashSuperblock {
         volume_id: random.next_u64(),
         hash_seed: random.next_u64(),
         hash: config.hash,
@@ -114,22 +107,115 @@ pub(super) fn layout(geometry: Geometry, config: &FormatConfig) -> Result<Superb
 /// # Panics
 /// If the configuration is invalid for every device.
 pub async fn format(device: &dyn Device, config: &FormatConfig) -> Result<(), OpenError> {
-    let superblock = layout(device.geometry(), config)?;
+    let superblock = layout(device.geometry(), device.preferred_write_bytes(), config)?;
     assert!(device.geometry().volatile || superblock.is_consistent(), "invalid configuration: {config:?}");
     if device.geometry().volatile {
         return Ok(());
     }
     // The other slots may hold superblocks of an older volume: erase them first.
-    let zeros = Buffer::zeroed((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES) as usize);
-    device.write(Lba(0), zeros).await.result?;
-    device.flush().await.result?;
+    erase_superblocks(device).await?;
     // With the same seed, an older volume has the same id: its journal must not continue this one's.
     for copy in 0..2 {
         let unit_blocks = u64::from(superblock.unit_bytes / device.geometry().block_bytes);
-        let first = Buffer::zeroed((batch_units_max(superblock.unit_bytes) * superblock.unit_bytes) as usize);
+        let first = Buffer::zeroed(
+            (batch_units_max::<IndexChange>(superblock.unit_bytes) * superblock.unit_bytes) as usize,
+        );
         device.write(Lba(superblock.journal_start_unit(copy) * unit_blocks), first).await.result?;
     }
     device.flush().await.result?;
     write_superblock(device, &superblock).await?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{key_of, record_of, value_of};
+    use crate::hash::{HashEngine, open};
+    use crate::{Durability, Engine, OpenConfig, PutMode, PutOutcome};
+    use octokv_base::BufferPool;
+    use octokv_device::{MemoryDevice, RamDisk};
+    use octokv_runtime::block_on;
+    use std::rc::Rc;
+
+    fn unit_bytes_of(block_bytes: u32, device_bytes: u64, config: &FormatConfig) -> Result<u32, OpenError> {
+        let blocks = device_bytes / u64::from(block_bytes);
+        layout(Geometry { block_bytes, blocks, volatile: false }, block_bytes, config)
+            .map(|superblock| superblock.unit_bytes)
+    }
+
+    #[test]
+    fn without_a_configured_unit_it_is_the_devices_block() {
+        let config = FormatConfig::default();
+        for block_bytes in [512, 1024, 2048, 4096] {
+            assert_eq!(unit_bytes_of(block_bytes, 1 << 30, &config), Ok(block_bytes));
+        }
+        let error = OpenError::BlockTooLarge { block_bytes: 8192, unit_bytes: 4096 };
+        assert_eq!(unit_bytes_of(8192, 1 << 30, &config), Err(error));
+    }
+
+    #[test]
+    fn without_a_configured_unit_no_write_needs_a_read_below() {
+        let geometry = Geometry { block_bytes: 512, blocks: 1 << 21, volatile: false };
+        let unit_bytes = |preferred, unit_bytes| {
+            let config = FormatConfig { unit_bytes, ..FormatConfig::default() };
+            layout(geometry, preferred, &config).map(|superblock| superblock.unit_bytes)
+        };
+        assert_eq!([512, 1024, 4096].map(|preferred| unit_bytes(preferred, None)), [512, 1024, 4096].map(Ok));
+        assert_eq!(unit_bytes(4096, Some(512)), Ok(512), "a configured one is used");
+    }
+
+    #[test]
+    fn a_configured_unit_is_used_and_refused_if_it_is_smaller_than_the_devices_block() {
+        for unit_bytes in UNIT_BYTES {
+            let config = FormatConfig { unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
+            assert_eq!(unit_bytes_of(512, 1 << 30, &config), Ok(unit_bytes));
+            let on_large_blocks = match unit_bytes {
+                4096 => Ok(4096),
+                _ => Err(OpenError::BlockTooLarge { block_bytes: 4096, unit_bytes }),
+            };
+            assert_eq!(unit_bytes_of(4096, 1 << 30, &config), on_large_blocks);
+        }
+    }
+
+    #[test]
+    fn the_unit_is_larger_if_an_index_entry_could_not_name_the_longest_value_or_the_devices_end() {
+        let of_values = |value_bytes_max| {
+            unit_bytes_of(512, 4 << 30, &FormatConfig { value_bytes_max, ..FormatConfig::default() })
+        };
+        let longest = (RECORD_UNITS_MAX * 512) as u32 - record_bytes(KEY_BYTES_MAX, 0) as u32;
+        assert_eq!(
+            [longest, longest + 1, 10 << 20, 20 << 20].map(of_values),
+            [512, 1024, 2048, 4096].map(Ok)
+        );
+        let value_bytes_max = RECORD_UNITS_MAX * 4096 - record_bytes(KEY_BYTES_MAX, 0) as u64;
+        assert_eq!(of_values(64 << 20), Err(OpenError::ValuesTooLong { value_bytes_max }));
+        let of_device = |bytes| unit_bytes_of(512, bytes, &FormatConfig::default());
+        let largest = LOCATION_MAX * 512;
+        assert_eq!(
+            [largest, largest + 512, 2 * largest + 1024, 9 * largest].map(of_device),
+            [512, 1024, 2048, 4096].map(Ok)
+        );
+    }
+
+    #[test]
+    fn a_value_of_4_kib_takes_nine_units_of_512_bytes_or_two_of_4_kib() {
+        for (block_bytes, used_bytes) in [(512, 4_608), (4096, 8_192)] {
+            let device: Rc<dyn Device> =
+                Rc::new(MemoryDevice::new(RamDisk::new(64 << 20, block_bytes).unwrap()));
+            let pool = BufferPool::new(1 << 20);
+            let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+            let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();
+            let engine = HashEngine::new(volume, 0, device, pool);
+            let key = key_of(1);
+            let put = engine.put(
+                &key,
+                PutMode::Upsert,
+                record_of(engine.record_layout(), &key, &value_of(&key, 1, 4096)),
+                4096,
+            );
+            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
+            assert_eq!(engine.statistics().used_bytes, used_bytes);
+        }
+    }
 }

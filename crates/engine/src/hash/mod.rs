@@ -16,42 +16,29 @@
 //! full key before its value is returned.
 //!
 //! # Layout
-//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device; `superblock_io`.
-//! - [`index`], [`allocator`], [`epoch`], `key_locks`: the structures in memory.
-//! - `group_commit`, `commit_queue`: group commit, and its state.
-//! - [`format`](mod@format), [`recovery`], `error`: creating and opening a volume, and the errors of both.
-//! - [`verify`](mod@verify), `salvage`, `report`: verification, the scan of an unrecoverable volume, and their results.
+//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device.
+//! - [`index`]: the structure in memory that no other engine has.
+//! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
+//! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
+//! - `seam`: the engine behind the trait of all volumes.
 
-pub mod allocator;
 pub mod checkpoint;
-mod commit_queue;
 mod engine;
-pub mod epoch;
-mod error;
 pub mod format;
-mod group_commit;
 pub mod index;
 pub mod journal;
-mod key_locks;
 pub mod record;
 pub mod recovery;
-mod report;
 mod salvage;
 mod scan;
+mod seam;
 pub mod superblock;
-mod superblock_io;
 pub mod verify;
 mod volume;
 
 pub use engine::HashEngine;
-pub use error::{IndexMismatch, MetadataStructure, OpenError};
-pub use format::{FormatConfig, format};
+pub use format::format;
 pub use recovery::open;
-pub use report::{
-    Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
-    VerifyReport,
-};
-pub use superblock::HashKind;
 pub use verify::verify;
-pub use volume::{OpenConfig, Volume};
+pub use volume::HashVolume;

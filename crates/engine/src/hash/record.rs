@@ -11,7 +11,7 @@
 //! the index, which detects stale reads.
 
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Key, crc32c, value_offset};
+use octokv_base::{Key, RecordLayout, crc32c};
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -19,7 +19,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 const MAGIC: [u8; 4] = *b"OKVR";
 const VERSION: u8 = 1;
 /// The fixed part of a record, in bytes.
-pub const HEADER_BYTES: usize = octokv_base::key::RECORD_HEADER_BYTES;
+pub const HEADER_BYTES: usize = 48;
+/// Where the buffer of a record has key and value.
+pub const LAYOUT: RecordLayout = RecordLayout::new(HEADER_BYTES as u16);
 
 /// The header of a record on the device, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -82,7 +84,7 @@ pub struct RecordHeader {
 
 /// The length of a record in bytes, before rounding to units.
 pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
-    value_offset(key_bytes) + value_bytes
+    LAYOUT.value_offset(key_bytes) + value_bytes
 }
 
 /// Encodes header and key around the value, which is in `bytes` already, and zeroes the padding.
@@ -90,7 +92,7 @@ pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 /// # Panics
 /// If `bytes` is shorter than the record.
 pub fn encode(bytes: &mut [u8], identity: RecordId, key: &Key, value_bytes: usize) {
-    let (key, offset) = (key.as_bytes(), value_offset(key.len()));
+    let (key, offset) = (key.as_bytes(), LAYOUT.value_offset(key.len()));
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
     let (layout, rest) = RecordHeaderLayout::mut_from_prefix(bytes).expect("a record has a header");
     *layout = RecordHeaderLayout {
@@ -153,7 +155,7 @@ impl RecordHeader {
     /// # Errors
     /// [`RecordError::Malformed`] if the value is not within `bytes`, or [`RecordError::ValueChecksum`].
     pub fn value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
-        let offset = value_offset(self.key_bytes);
+        let offset = LAYOUT.value_offset(self.key_bytes);
         let range = offset..offset + self.value_bytes;
         let value = bytes.get(range.clone()).ok_or(RecordError::Malformed)?;
         if crc32c(value) != self.value_crc && !bug_injection::is_injected(InjectedBug::SkipValueChecksum) {

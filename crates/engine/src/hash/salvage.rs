@@ -15,11 +15,13 @@
 
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
-use super::journal::{BATCH_BYTES_MAX, UncheckedBatch};
+use super::journal::IndexChange;
 use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordHeader, UncheckedRecord, record_bytes};
-use super::report::{Finding, FindingKind, ProblemKind, SalvageReport, VerifyObserver};
-use super::superblock::{SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS};
-use super::superblock_io::{SlotError, newest, read_slots, slot_lba};
+use super::superblock::HashSuperblock;
+use crate::common::journal::{JournalEntry, UncheckedBatch};
+use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
+use crate::common::superblock_io::{SlotError, newest, read_slots, slot_lba};
+use crate::verify_report::{Finding, FindingKind, ProblemKind, SalvageReport, VerifyObserver};
 use octokv_base::{Buffer, Key, Lba};
 use octokv_device::{Device, DeviceError};
 
@@ -49,7 +51,7 @@ pub(super) async fn salvage(device: &dyn Device, observer: &mut impl VerifyObser
         window_start: 0,
     };
     scan.superblocks().await;
-    let (mut at, blocks) = ((SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES).min(scan.end), scan.end / block_bytes);
+    let (mut at, blocks) = (SUPERBLOCK_AREA_BYTES.min(scan.end), scan.end / block_bytes);
     while at < scan.end {
         at = scan.step(at).await;
         scan.observer.blocks_scanned((at / block_bytes).min(blocks), blocks);
@@ -93,7 +95,7 @@ impl<O: VerifyObserver> Scan<'_, O> {
     }
 
     async fn superblocks(&mut self) {
-        let Ok(slots) = read_slots(self.device).await else { return };
+        let Ok(slots) = read_slots::<HashSuperblock>(self.device).await else { return };
         for (slot, found) in slots.iter().enumerate() {
             let at = slot_lba(self.device, slot as u64).0 * self.block_bytes;
             self.found(
@@ -185,15 +187,15 @@ impl<O: VerifyObserver> Scan<'_, O> {
 
     /// Reports the journal batch at `at`; `None` if it belongs to another volume.
     async fn batch(&mut self, at: u64) -> Option<u64> {
-        let bytes = match self.read(at, BATCH_BYTES_MAX as u64).await {
+        let bytes = match self.read(at, IndexChange::BATCH_BYTES_MAX as u64).await {
             Ok(bytes) => bytes,
             // A block behind a short batch may be the unreadable one.
             Err(_) => self.read(at, self.step_bytes()).await.unwrap_or_default(),
         };
         let units = UNIT_BYTES.into_iter().filter(|&unit| self.unit_bytes.is_none_or(|known| known == unit));
         let found = units.filter(|&unit| unit >= self.block_bytes).find_map(|unit| {
-            let batch = UncheckedBatch(&bytes).check(unit as u32)?;
-            Some((batch.header, batch.entries().count() as u64, u64::from(batch.units) * unit))
+            let batch = UncheckedBatch(&bytes).check::<IndexChange>(unit as u32)?;
+            Some((batch.header, batch.entries.len() as u64, u64::from(batch.units) * unit))
         });
         let Some((header, entries, batch_bytes)) = found else {
             self.found(at, FindingKind::DamagedBatch);

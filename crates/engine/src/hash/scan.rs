@@ -7,7 +7,7 @@
 use super::engine::HashEngine;
 use super::index::RecordRef;
 use super::record;
-use super::superblock::HashKind;
+use crate::HashKind;
 use crate::{Capability, EngineError, ScanEntry, ScanSink, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, UnixTime, Version};
 use smallvec::SmallVec;

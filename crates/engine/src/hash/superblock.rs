@@ -1,63 +1,40 @@
 //! The superblock: the layout of a volume, and the location of its last complete checkpoint.
 //!
 //! ```text
-//!   byte 0  generation even    4096  generation odd    8192  copy of the first    12288  copy of the second
-//!
-//!    0 magic "OCTOKV\0\0"    48 data_first u64         88 checkpoint area u32 (0, 1; 2 = none yet)
-//!    8 CRC-32C u32           56 data_units u64         92 journal unit u32 (in the ring)
-//!   12 version u16           64 generation u64         96 checkpoint bytes u64
-//!   14 engine u16            72 incarnation u32       104 journal batch u64 (the first to replay)
-//!   16 volume u64            76 hash u8 (kind)        112 entry u64 (the last number assigned before it)
-//!   24 hash seed u64         77 index parts log2 u8   120 namespace u32     124 clean u32
-//!   32 unit_bytes u32        78 bitmap parts log2 u16 128 value_bytes_max u32   132 checkpoint incarnation u32   136 zeros to 512
-//!   36 journal_units u32     80 checkpoint id u64
-//!   40 area_units u64
+//!   24 hash seed u64         72 incarnation u32       104 journal batch u64 (the first to replay)
+//!   32 unit_bytes u32        76 hash u8 (kind)        112 entry u64 (the last number assigned before it)
+//!   36 journal_units u32     77 index parts log2 u8   120 namespace u32     124 clean u32
+//!   40 area_units u64        78 bitmap parts log2 u16 128 value_bytes_max u32   132 checkpoint incarnation u32
+//!   48 data_first u64        80 checkpoint id u64     140 zeros to 512
+//!   56 data_units u64        88 checkpoint area u32 (0, 1; 2 = none yet)
+//!                            92 journal unit u32 (in the ring)
+//!                            96 checkpoint bytes u64
 //! ```
-//! The checksum covers bytes 12 to 512. Generations alternate between two slots, and each is written twice, the second
-//! copy after the first is durable: a torn write leaves the other generation, a corrupt block leaves the copy.
+//! The other bytes, and what keeps it safe, are [`crate::common::superblock`]'s.
 
-use super::journal::batch_units_max;
-use octokv_base::crc32c;
-use std::fmt;
+use super::journal::IndexChange;
+use crate::HashKind;
+use crate::common::journal::batch_units_max;
+use crate::common::superblock::{
+    COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES, Superblock,
+    SuperblockError, SuperblockField, SuperblockHeader,
+};
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The size of a superblock in bytes; the rest of its 4096 bytes is zero.
-pub const SUPERBLOCK_BYTES: usize = 512;
-/// The distance between superblocks, in bytes.
-pub const SUPERBLOCK_STRIDE_BYTES: u64 = 4096;
-/// The number of superblocks: two generations, two copies each.
-pub const SUPERBLOCKS: u64 = 4;
-
 /// Units before the journal.
 pub const fn superblock_units(unit_bytes: u32) -> u64 {
-    SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES / unit_bytes as u64
+    SUPERBLOCK_AREA_BYTES / unit_bytes as u64
 }
-/// The format version of this code, the only one that it reads and writes.
-pub const VERSION: u16 = 1;
-/// The number of the hash engine.
-pub const ENGINE_HASH: u16 = 1;
 /// The least capacity of the journal, in batches of the largest size.
 pub const RING_BATCHES_MIN: u32 = 8;
 /// The limit of the journal's units: beyond any real ring, and safe from overflow of a position and a batch.
 pub const JOURNAL_UNITS_MAX: u32 = 1 << 31;
-/// The limit of generation, checkpoint, batch and entry numbers: beyond any real count, and safe from overflow.
-pub const COUNT_MAX: u64 = 1 << 62;
-const MAGIC: [u8; 8] = *b"OCTOKV\0\0";
-
-/// The 128-bit hash function of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HashKind {
-    /// XXH3-128 with the volume's seed: fast.
-    Xxh3 = 0,
-    /// The first 128 bits of SHA-1, as in the OctoKV paper.
-    Sha1 = 1,
-}
 
 /// The decoded superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Superblock {
+pub struct HashSuperblock {
     /// A random number, chosen at format: separates records and batches of an earlier format from this volume.
     pub volume_id: u64,
     /// The seed of the hash function.
@@ -111,86 +88,18 @@ pub struct Checkpoint {
     pub incarnation: u32,
 }
 
-/// Why bytes are not a superblock that this code can use. The texts complete "device NAME: …".
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SuperblockError {
-    /// All zeros: never formatted.
-    #[error("it is not formatted")]
-    Blank,
-    /// No superblock magic: another format.
-    #[error("it holds something else, not an octokv volume")]
-    Foreign,
-    /// A volume of octokv in another version of the format.
-    #[error("it is a volume of format version {0}, and this octokv knows version {VERSION}")]
-    Version(u16),
-    /// A volume of another engine.
-    #[error("it is a volume of another engine (number {0}), not of the hash engine")]
-    Engine(u16),
-    /// A field with a valid checksum holds a value that this version does not define.
-    #[error(
-        "its superblock has the {field} {value}, which this octokv does not know: use the version that wrote it"
-    )]
-    UnknownValue {
-        /// The field.
-        field: SuperblockField,
-        /// The value on the device.
-        value: u32,
-    },
-    /// The checksum is wrong.
-    #[error("no copy of its superblock is intact")]
-    Damaged,
-    /// The checksum is valid and the fields contradict each other.
-    #[error("the fields of its superblock contradict each other under a valid checksum")]
-    Inconsistent,
-}
-
-impl SuperblockError {
-    /// Whether other software wrote the superblock, intact.
-    pub(super) fn is_unsupported(&self) -> bool {
-        matches!(
-            self,
-            SuperblockError::Version(_) | SuperblockError::Engine(_) | SuperblockError::UnknownValue { .. }
-        )
-    }
-}
-
-/// A superblock field with a closed set of values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SuperblockField {
-    /// The hash function: byte 76.
-    HashKind,
-    /// The checkpoint area: bytes 88 to 92.
-    CheckpointArea,
-    /// The clean shutdown flag: bytes 124 to 128.
-    CleanShutdown,
-}
-
-impl fmt::Display for SuperblockField {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            SuperblockField::HashKind => "hash kind",
-            SuperblockField::CheckpointArea => "checkpoint area",
-            SuperblockField::CleanShutdown => "clean shutdown flag",
-        })
-    }
-}
-
 /// The bytes of a superblock on the device, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct SuperblockLayout {
-    magic: [u8; 8],
-    crc: U32,
-    version: U16,
-    engine: U16,
-    volume_id: U64,
+    shared_front: [u8; 24],
     hash_seed: U64,
     unit_bytes: U32,
     journal_units: U32,
     area_units: U64,
     data_start_unit: U64,
     data_units: U64,
-    generation: U64,
+    shared_generation: [u8; 8],
     incarnation: U32,
     hash_kind: u8,
     index_partitions_log2: u8,
@@ -205,53 +114,18 @@ struct SuperblockLayout {
     clean_shutdown: U32,
     value_bytes_max: U32,
     checkpoint_incarnation: U32,
-    zeros: [u8; SUPERBLOCK_BYTES - 136],
+    shared_device: [u8; 4],
+    zeros: [u8; SUPERBLOCK_BYTES - 140],
 }
 const _: () = assert!(size_of::<SuperblockLayout>() == SUPERBLOCK_BYTES);
+const _: () = assert!(offset_of!(SuperblockLayout, shared_generation) == 64);
 const _: () = assert!(offset_of!(SuperblockLayout, hash_kind) == 76);
-const _: () = assert!(offset_of!(SuperblockLayout, checkpoint_incarnation) == 132);
+const _: () = assert!(offset_of!(SuperblockLayout, shared_device) == 136);
 
-/// The first byte that the checksum covers.
-const CHECKED_FROM: usize = offset_of!(SuperblockLayout, version);
 /// The checkpoint area of a volume without a checkpoint.
 const NO_CHECKPOINT_AREA: u32 = 2;
 
-impl Superblock {
-    /// The bytes of the superblock, checksum included.
-    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
-        let mut layout = SuperblockLayout {
-            magic: MAGIC,
-            crc: U32::ZERO,
-            version: VERSION.into(),
-            engine: ENGINE_HASH.into(),
-            volume_id: self.volume_id.into(),
-            hash_seed: self.hash_seed.into(),
-            unit_bytes: self.unit_bytes.into(),
-            journal_units: self.journal_units.into(),
-            area_units: self.area_units.into(),
-            data_start_unit: self.data_start_unit.into(),
-            data_units: self.data_units.into(),
-            generation: self.generation.into(),
-            incarnation: self.incarnation.into(),
-            hash_kind: self.hash as u8,
-            index_partitions_log2: self.index_partitions_log2,
-            bitmap_partitions_log2: u16::from(self.bitmap_partitions_log2).into(),
-            checkpoint_id: self.checkpoint.id.into(),
-            checkpoint_area: self.checkpoint.area.map_or(NO_CHECKPOINT_AREA, u32::from).into(),
-            journal_unit: self.checkpoint.journal_unit.into(),
-            checkpoint_bytes: self.checkpoint.bytes.into(),
-            journal_batch: self.checkpoint.batch.into(),
-            journal_entry: self.checkpoint.entry.into(),
-            namespace: self.namespace.into(),
-            clean_shutdown: u32::from(self.is_clean_shutdown).into(),
-            value_bytes_max: self.value_bytes_max.into(),
-            checkpoint_incarnation: self.checkpoint.incarnation.into(),
-            zeros: [0; SUPERBLOCK_BYTES - 136],
-        };
-        layout.crc = crc32c(&layout.as_bytes()[CHECKED_FROM..]).into();
-        zerocopy::transmute!(layout)
-    }
-
+impl HashSuperblock {
     /// The units of the whole volume.
     pub fn units(&self) -> u64 {
         self.data_start_unit + self.data_units
@@ -267,33 +141,78 @@ impl Superblock {
         let areas = self.journal_start_unit(2);
         areas + (u64::from(area) * 2 + copy) * self.area_units
     }
+
+    /// Whether the fields are consistent. A valid checksum does not imply valid fields.
+    pub(super) fn is_consistent(&self) -> bool {
+        matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
+            && self.area_units < 1 << 36
+            && self.area_start_unit(0, 4) == self.data_start_unit
+            && self.data_start_unit.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
+            && self.index_partitions_log2 <= 20
+            && self.bitmap_partitions_log2 <= 12
+            && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
+                .iter()
+                .all(|&count| count < COUNT_MAX)
+            && self.incarnation < u32::MAX
+            && self.journal_units >= RING_BATCHES_MIN * batch_units_max::<IndexChange>(self.unit_bytes)
+            && self.journal_units < JOURNAL_UNITS_MAX
+            && self.checkpoint.journal_unit < self.journal_units
+            && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
+    }
 }
 
-/// Bytes read from a device, not validated.
-pub struct UncheckedSuperblock<'a>(pub &'a [u8; SUPERBLOCK_BYTES]);
+impl Superblock for HashSuperblock {
+    const ENGINE: EngineNumber = EngineNumber::HASH;
+    const VERSION: u16 = 1;
 
-impl UncheckedSuperblock<'_> {
-    /// The superblock, if magic, checksum, version, engine and field values are valid and consistent.
-    ///
-    /// # Errors
-    /// The first check that fails, in the order of [`SuperblockError`]'s variants, the checksum before the version.
-    pub fn check(self) -> Result<Superblock, SuperblockError> {
-        let layout: &SuperblockLayout = zerocopy::transmute_ref!(self.0);
-        if self.0.iter().all(|&byte| byte == 0) {
-            return Err(SuperblockError::Blank);
+    fn header(&self) -> SuperblockHeader {
+        SuperblockHeader {
+            version: Self::VERSION,
+            engine: Self::ENGINE,
+            volume_id: self.volume_id,
+            generation: self.generation,
+            device: DeviceOfVolume::ONLY,
         }
-        if layout.magic != MAGIC {
-            return Err(SuperblockError::Foreign);
+    }
+
+    fn encode_fields(&self, bytes: &mut [u8; SUPERBLOCK_BYTES]) {
+        let layout = SuperblockLayout {
+            shared_front: [0; 24],
+            hash_seed: self.hash_seed.into(),
+            unit_bytes: self.unit_bytes.into(),
+            journal_units: self.journal_units.into(),
+            area_units: self.area_units.into(),
+            data_start_unit: self.data_start_unit.into(),
+            data_units: self.data_units.into(),
+            shared_generation: [0; 8],
+            incarnation: self.incarnation.into(),
+            hash_kind: self.hash as u8,
+            index_partitions_log2: self.index_partitions_log2,
+            bitmap_partitions_log2: u16::from(self.bitmap_partitions_log2).into(),
+            checkpoint_id: self.checkpoint.id.into(),
+            checkpoint_area: self.checkpoint.area.map_or(NO_CHECKPOINT_AREA, u32::from).into(),
+            journal_unit: self.checkpoint.journal_unit.into(),
+            checkpoint_bytes: self.checkpoint.bytes.into(),
+            journal_batch: self.checkpoint.batch.into(),
+            journal_entry: self.checkpoint.entry.into(),
+            namespace: self.namespace.into(),
+            clean_shutdown: u32::from(self.is_clean_shutdown).into(),
+            value_bytes_max: self.value_bytes_max.into(),
+            checkpoint_incarnation: self.checkpoint.incarnation.into(),
+            shared_device: [0; 4],
+            zeros: [0; SUPERBLOCK_BYTES - 140],
+        };
+        *bytes = zerocopy::transmute!(layout);
+    }
+
+    fn decode_fields(
+        header: SuperblockHeader,
+        bytes: &[u8; SUPERBLOCK_BYTES],
+    ) -> Result<HashSuperblock, SuperblockError> {
+        if header.device != DeviceOfVolume::ONLY {
+            return Err(SuperblockError::SeveralDevices(header.device));
         }
-        if crc32c(&self.0[CHECKED_FROM..]) != layout.crc.get() {
-            return Err(SuperblockError::Damaged);
-        }
-        if layout.version != VERSION {
-            return Err(SuperblockError::Version(layout.version.get()));
-        }
-        if layout.engine != ENGINE_HASH {
-            return Err(SuperblockError::Engine(layout.engine.get()));
-        }
+        let layout: &SuperblockLayout = zerocopy::transmute_ref!(bytes);
         let unknown = |field, value| Err(SuperblockError::UnknownValue { field, value });
         let hash = match layout.hash_kind {
             0 => HashKind::Xxh3,
@@ -312,8 +231,8 @@ impl UncheckedSuperblock<'_> {
         let Ok(bitmap_partitions_log2) = u8::try_from(layout.bitmap_partitions_log2.get()) else {
             return Err(SuperblockError::Inconsistent);
         };
-        let superblock = Superblock {
-            volume_id: layout.volume_id.get(),
+        let superblock = HashSuperblock {
+            volume_id: header.volume_id,
             hash_seed: layout.hash_seed.get(),
             hash,
             unit_bytes: layout.unit_bytes.get(),
@@ -325,7 +244,7 @@ impl UncheckedSuperblock<'_> {
             bitmap_partitions_log2,
             namespace: layout.namespace.get(),
             value_bytes_max: layout.value_bytes_max.get(),
-            generation: layout.generation.get(),
+            generation: header.generation,
             incarnation: layout.incarnation.get(),
             checkpoint: Checkpoint {
                 area,
@@ -342,33 +261,15 @@ impl UncheckedSuperblock<'_> {
     }
 }
 
-impl Superblock {
-    /// Whether the fields are consistent. A valid checksum does not imply valid fields.
-    pub(super) fn is_consistent(&self) -> bool {
-        matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
-            && self.area_units < 1 << 36
-            && self.area_start_unit(0, 4) == self.data_start_unit
-            && self.data_start_unit.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
-            && self.index_partitions_log2 <= 20
-            && self.bitmap_partitions_log2 <= 12
-            && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
-                .iter()
-                .all(|&count| count < COUNT_MAX)
-            && self.incarnation < u32::MAX
-            && self.journal_units >= RING_BATCHES_MIN * batch_units_max(self.unit_bytes)
-            && self.journal_units < JOURNAL_UNITS_MAX
-            && self.checkpoint.journal_unit < self.journal_units
-            && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::superblock::UncheckedSuperblock;
+    use octokv_base::crc32c;
 
     /// A superblock with a distinct value in each field.
-    pub(crate) fn example() -> Superblock {
-        Superblock {
+    pub(crate) fn example() -> HashSuperblock {
+        HashSuperblock {
             volume_id: 0x0102_0304_0506_0708,
             hash_seed: 9,
             hash: HashKind::Sha1,
@@ -398,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_superblock_gives_back_every_field() {
-        assert_eq!(UncheckedSuperblock(&example().encode()).check(), Ok(example()));
+        assert_eq!(UncheckedSuperblock(&example().encode()).check::<HashSuperblock>(), Ok(example()));
     }
 
     #[test]
@@ -406,7 +307,7 @@ mod tests {
         for bit in 0..SUPERBLOCK_BYTES * 8 {
             let mut bytes = example().encode();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            let found = UncheckedSuperblock(&bytes).check();
+            let found = UncheckedSuperblock(&bytes).check::<HashSuperblock>();
             assert!(
                 matches!(found, Err(SuperblockError::Damaged | SuperblockError::Foreign)),
                 "bit {bit}: {found:?}"
@@ -416,13 +317,19 @@ mod tests {
 
     #[test]
     fn blank_foreign_and_other_versions_give_distinct_errors() {
-        assert_eq!(UncheckedSuperblock(&[0; 512]).check(), Err(SuperblockError::Blank));
-        assert_eq!(UncheckedSuperblock(&[0x55; 512]).check(), Err(SuperblockError::Foreign));
+        assert_eq!(UncheckedSuperblock(&[0; 512]).check::<HashSuperblock>(), Err(SuperblockError::Blank));
+        assert_eq!(
+            UncheckedSuperblock(&[0x55; 512]).check::<HashSuperblock>(),
+            Err(SuperblockError::Foreign)
+        );
         let mut later = example().encode();
         later[12] = 2;
         let crc = crc32c(&later[12..]);
         later[8..12].copy_from_slice(&crc.to_le_bytes());
-        assert_eq!(UncheckedSuperblock(&later).check(), Err(SuperblockError::Version(2)));
+        assert_eq!(
+            UncheckedSuperblock(&later).check::<HashSuperblock>(),
+            Err(SuperblockError::Version { found: 2, known: 1 })
+        );
     }
 
     /// The example with one byte changed under a valid checksum.
@@ -444,29 +351,42 @@ mod tests {
             (124, 2, SuperblockField::CleanShutdown, 2),
         ];
         for (at, byte, field, value) in table {
-            let found = UncheckedSuperblock(&with_byte(at, byte)).check();
+            let found = UncheckedSuperblock(&with_byte(at, byte)).check::<HashSuperblock>();
             assert_eq!(found, Err(SuperblockError::UnknownValue { field, value }), "byte {at}");
         }
         // Both bytes of the bitmap's partitions count.
-        assert_eq!(UncheckedSuperblock(&with_byte(79, 1)).check(), Err(SuperblockError::Inconsistent));
-        assert_eq!(UncheckedSuperblock(&with_byte(78, 13)).check(), Err(SuperblockError::Inconsistent));
-        assert!(UncheckedSuperblock(&with_byte(88, 2)).check().unwrap().checkpoint.area.is_none());
+        assert_eq!(
+            UncheckedSuperblock(&with_byte(79, 1)).check::<HashSuperblock>(),
+            Err(SuperblockError::Inconsistent)
+        );
+        assert_eq!(
+            UncheckedSuperblock(&with_byte(78, 13)).check::<HashSuperblock>(),
+            Err(SuperblockError::Inconsistent)
+        );
+        assert!(
+            UncheckedSuperblock(&with_byte(88, 2))
+                .check::<HashSuperblock>()
+                .unwrap()
+                .checkpoint
+                .area
+                .is_none()
+        );
     }
 
     #[test]
     fn a_ring_whose_positions_could_overflow_is_inconsistent() {
         let journal_units = u32::MAX;
         let data_start_unit = 4 + 2 * u64::from(journal_units) + 40;
-        let mut superblock = Superblock { journal_units, data_start_unit, ..example() };
+        let mut superblock = HashSuperblock { journal_units, data_start_unit, ..example() };
         superblock.checkpoint.journal_unit = journal_units - 1;
-        let found = UncheckedSuperblock(&superblock.encode()).check();
+        let found = UncheckedSuperblock(&superblock.encode()).check::<HashSuperblock>();
         assert_eq!(found, Err(SuperblockError::Inconsistent));
     }
 
     #[test]
     fn the_last_value_of_each_field_is_consistent_and_the_next_is_not() {
-        type Change = fn(&mut Superblock, u64);
-        let ring = |superblock: &mut Superblock, units: u64| {
+        type Change = fn(&mut HashSuperblock, u64);
+        let ring = |superblock: &mut HashSuperblock, units: u64| {
             superblock.journal_units = units as u32;
             superblock.data_start_unit = 4 + 2 * units + 40;
         };
@@ -486,7 +406,7 @@ mod tests {
             let [last, next] = [last, next].map(|value| {
                 let mut superblock = example();
                 change(&mut superblock, value);
-                UncheckedSuperblock(&superblock.encode()).check()
+                UncheckedSuperblock(&superblock.encode()).check::<HashSuperblock>()
             });
             assert!(last.is_ok(), "{field}: {last:?}");
             assert_eq!(next, Err(SuperblockError::Inconsistent), "{field}");

@@ -2,13 +2,13 @@
 //!
 //! If recovery cannot load the volume, `salvage` scans the device for intact structures.
 
-use super::error::OpenError;
 use super::index::{IndexEntry, RecordRef, fingerprint};
 use super::record;
 use super::recovery::{RecoveredState, load_volume};
-use super::report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};
 use super::salvage::salvage;
 use super::volume::{hash_of, partition_and_tag};
+use crate::open_error::OpenError;
+use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};
 use octokv_base::{BufferPool, Key, Lba};
 use octokv_device::Device;
 

@@ -2,16 +2,16 @@
 //!
 //! Each part has its own lock, held for a few memory accesses and never across an await.
 
-use super::allocator::{Extent, SpaceAllocator};
-use super::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
-use super::epoch::Epochs;
 use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
-use super::journal::JournalEntry;
-use super::key_locks::{KeyGuard, KeyLocks};
-use super::record::RecordId;
-use super::superblock::{HashKind, Superblock};
+use super::journal::IndexChange;
+use super::record::{self, RecordId};
+use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
-use crate::{Durability, EngineStatistics};
+use crate::common::allocator::{Extent, SpaceAllocator};
+use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
+use crate::common::epoch::Epochs;
+use crate::common::key_locks::{KeyGuard, KeyLocks};
+use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo};
 use octokv_base::{Key, Lba, RingPosition};
 use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
@@ -20,10 +20,6 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The key of the checkpoint lock in [`Volume::maintenance_locks`].
-pub(super) const CHECKPOINT_LOCK: u128 = 0;
-/// The key of the deferred flush lock in [`Volume::maintenance_locks`].
-pub(super) const FLUSH_LOCK: u128 = 1;
 /// Shards of the key locks: cores that write different keys rarely contend.
 const KEY_LOCK_SHARDS: usize = 64;
 
@@ -42,11 +38,10 @@ pub struct PartitionState {
 }
 
 /// An open volume.
-pub struct Volume {
-    pub(super) superblock: Mutex<Superblock>,
-    layout: Superblock,
+pub struct HashVolume {
+    pub(super) superblock: Mutex<HashSuperblock>,
+    layout: HashSuperblock,
     unit_blocks: u64,
-    pub(super) durability: Durability,
     /// Whether the device is volatile, so that there is no journal.
     pub(super) volatile: bool,
     pub(super) partitions: Box<[IndexPartition]>,
@@ -54,12 +49,12 @@ pub struct Volume {
     key_locks: [KeyLocks; KEY_LOCK_SHARDS],
     pub(super) space: SpaceAllocator,
     pub(super) epochs: Epochs,
-    pub(super) commits: CommitQueue,
+    pub(super) commits: CommitQueue<IndexChange>,
     next_sequence: AtomicU64,
     used_bytes: Arc<AtomicU64>,
     pub(super) checkpoints: AtomicU64,
     checkpoint_attempts: AtomicU64,
-    /// [`CHECKPOINT_LOCK`] serializes checkpoints, [`FLUSH_LOCK`] deferred flushes.
+    /// Group commit's: of checkpoints and deferred flushes.
     pub(super) maintenance_locks: KeyLocks,
 }
 
@@ -70,19 +65,18 @@ pub(super) struct VolumeState {
     pub(super) position: JournalPosition,
 }
 
-impl Volume {
+impl HashVolume {
     pub(super) fn new(
-        superblock: Superblock,
+        superblock: HashSuperblock,
         state: VolumeState,
         block_bytes: u32,
         volatile: bool,
         config: OpenConfig,
-    ) -> Arc<Volume> {
+    ) -> Arc<HashVolume> {
         let used = (state.space.units() - state.space.free_units()) * u64::from(superblock.unit_bytes);
-        Arc::new(Volume {
+        Arc::new(HashVolume {
             layout: superblock,
             unit_blocks: u64::from(superblock.unit_bytes / block_bytes),
-            durability: config.durability,
             volatile,
             partitions: state.partitions,
             key_locks: std::array::from_fn(|_| KeyLocks::default()),
@@ -108,20 +102,24 @@ impl Volume {
         })
     }
 
-    /// The volume's random number.
-    pub fn volume_id(&self) -> u64 {
+    pub(super) fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            id: self.layout.volume_id,
+            value_bytes_max: self.value_bytes_max(),
+            capacity_bytes: self.capacity_bytes(),
+            record_layout: record::LAYOUT,
+        }
+    }
+    pub(super) fn volume_id(&self) -> u64 {
         self.layout.volume_id
     }
-    /// The longest value, in bytes.
-    pub fn value_bytes_max(&self) -> usize {
+    pub(super) fn value_bytes_max(&self) -> usize {
         self.layout.value_bytes_max as usize
     }
-    /// The size of the record area, in bytes.
-    pub fn capacity_bytes(&self) -> u64 {
+    fn capacity_bytes(&self) -> u64 {
         self.space.units() * u64::from(self.layout.unit_bytes)
     }
-    /// The part of it that records occupy, in bytes; updated by each operation.
-    pub fn used_bytes(&self) -> Arc<AtomicU64> {
+    pub(super) fn used_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.used_bytes)
     }
     pub(super) fn namespace(&self) -> u32 {
@@ -136,7 +134,7 @@ impl Volume {
     pub(super) fn next_sequence(&self) -> u64 {
         self.next_sequence.fetch_add(1, Ordering::Relaxed)
     }
-    pub(super) fn layout(&self) -> &Superblock {
+    pub(super) fn layout(&self) -> &HashSuperblock {
         &self.layout
     }
 
@@ -238,7 +236,7 @@ impl Volume {
     ///
     /// # Panics
     /// If the record that the change replaces is not in the index.
-    pub(super) fn apply(&self, entry: &JournalEntry, number: u64) -> Option<Extent> {
+    pub(super) fn apply(&self, entry: &IndexChange, number: u64) -> Option<Extent> {
         let (partition, tag) = self.partition_and_tag(entry.hash);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
@@ -256,7 +254,7 @@ impl Volume {
         before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units })
     }
 
-    /// Whether no change is in flight to the journal and no checkpoint is being written. A core must not stop before.
+    /// Whether no change is in flight to the journal and no checkpoint is being written.
     pub fn is_idle(&self) -> bool {
         self.commits.is_idle() && (self.commits.has_failed() || self.maintenance_locks.is_free())
     }
@@ -290,17 +288,8 @@ impl Volume {
     }
 }
 
-/// How a volume is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenConfig {
-    /// When writes are acknowledged.
-    pub durability: Durability,
-    /// The number of cores with a handle.
-    pub cores: usize,
-}
-
 /// The hash of a key on the volume of `superblock`.
-pub(super) fn hash_of(superblock: &Superblock, key: &Key) -> u128 {
+pub(super) fn hash_of(superblock: &HashSuperblock, key: &Key) -> u128 {
     match superblock.hash {
         HashKind::Xxh3 => RingPosition::of(key, superblock.hash_seed).0,
         HashKind::Sha1 => {
@@ -321,7 +310,7 @@ pub(super) fn partition_and_tag(hash: u128, index_partitions_log2: u8) -> (usize
 }
 
 /// Applies the change of `entry` to a table, and gives the replaced record, if any.
-pub(super) fn apply_to_table(table: &mut IndexTable, tag: u64, entry: &JournalEntry) -> Option<RecordRef> {
+pub(super) fn apply_to_table(table: &mut IndexTable, tag: u64, entry: &IndexChange) -> Option<RecordRef> {
     let new = RecordRef {
         location: entry.new_location,
         units: u64::from(entry.units),

@@ -4,8 +4,9 @@ use octokv_base::{BufferPool, Key, Prng, crc32c};
 use octokv_device::Device;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, open, verify};
+use octokv_engine::hash::{HashEngine, open, verify};
 use octokv_engine::{Durability, Engine, PutMode};
+use octokv_engine::{FormatConfig, OpenConfig};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -73,7 +74,10 @@ fn exercise_engine(engine: &HashEngine, disk: &PowerLossDisk, random: &mut Prng)
     for index in 0..6 {
         let key = key_of(index);
         let value = value_of(&key, 500 + index, 700);
-        let _ = block_on(engine.put(&key, PutMode::Upsert, record_of(&key, &value), 700), &mut complete_io);
+        let _ = block_on(
+            engine.put(&key, PutMode::Upsert, record_of(engine.record_layout(), &key, &value), 700),
+            &mut complete_io,
+        );
         let _ = block_on(engine.delete(&key), &mut complete_io);
     }
     let _ = block_on(engine.checkpoint(false), &mut complete_io);

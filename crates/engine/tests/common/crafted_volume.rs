@@ -6,12 +6,16 @@ use super::{HashFixture, pool};
 use octokv_base::{Buffer, Key, Lba};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan};
 use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_engine::HashKind;
+use octokv_engine::common::journal::{self, BatchHeader};
+use octokv_engine::common::superblock::Superblock;
 use octokv_engine::hash::checkpoint::{self, PartitionImageHeader};
 use octokv_engine::hash::index::IndexEntry;
-use octokv_engine::hash::journal::{self, BatchHeader, JournalEntry};
+use octokv_engine::hash::journal::IndexChange;
 use octokv_engine::hash::record::{self, RecordId};
-use octokv_engine::hash::superblock::{Checkpoint, Superblock, superblock_units};
-use octokv_engine::hash::{HashEngine, HashKind, OpenError, VerifyFailure, VerifyReport, open, verify};
+use octokv_engine::hash::superblock::{Checkpoint, HashSuperblock, superblock_units};
+use octokv_engine::hash::{HashEngine, open, verify};
+use octokv_engine::{OpenError, VerifyFailure, VerifyReport};
 use octokv_runtime::block_on;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -98,7 +102,7 @@ impl Device for SparseDevice {
 /// The volume. Opening and verifying it changes a copy.
 #[derive(Clone)]
 pub struct CraftedVolume {
-    pub superblock: Superblock,
+    pub superblock: HashSuperblock,
     pub device: SparseDevice,
     pub faults: FaultPlan,
 }
@@ -113,7 +117,7 @@ impl CraftedVolume {
         data_units: u64,
     ) -> CraftedVolume {
         let areas = superblock_units(UNIT_BYTES as u32) + 2 * u64::from(journal_units);
-        let superblock = Superblock {
+        let superblock = HashSuperblock {
             volume_id: 77,
             hash_seed: 9,
             hash: HashKind::Xxh3,
@@ -187,7 +191,7 @@ impl CraftedVolume {
     }
 
     /// Writes a batch to both copies of the ring, and gives its length in units.
-    pub fn write_batch(&self, unit: u32, header: &BatchHeader, entries: &[JournalEntry]) -> u32 {
+    pub fn write_batch(&self, unit: u32, header: &BatchHeader, entries: &[IndexChange]) -> u32 {
         let mut bytes = vec![0; 32 << 10];
         let units = journal::encode(&mut bytes, header, entries, UNIT_BYTES as u32);
         bytes.truncate(units as usize * UNIT_BYTES);

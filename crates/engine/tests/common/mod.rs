@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod crafted_volume;
+pub mod striped_volume;
 pub mod traced_memory;
 
 use octokv_base::{BufferPool, Prng};
@@ -10,7 +11,8 @@ use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::Durability;
 use octokv_engine::conformance::EngineFixture;
-use octokv_engine::hash::{FormatConfig, HashEngine, OpenConfig, format, open};
+use octokv_engine::hash::{HashEngine, format, open};
+use octokv_engine::{FormatConfig, OpenConfig};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -49,16 +51,12 @@ impl EngineFixture for HashFixture {
         let volume = volume.map_err(|error| error.to_string())?;
         Ok(HashEngine::new(volume, 0, device, pool()))
     }
-
-    async fn close(&self, engine: &HashEngine) {
-        engine.checkpoint(true).await.expect("closes");
-    }
 }
 
 /// A new small volume on a disk that completes operations in random order, with handles of several cores.
 pub fn small_volume(seed: u64, cores: usize) -> (PowerLossDisk, Vec<Rc<HashEngine>>, Prng) {
     let mut fixture = HashFixture::default();
-    fixture.format.unit_bytes = 512;
+    fixture.format.unit_bytes = Some(512);
     let (disk, mut random) = (PowerLossDisk::new(vec![0; 2 << 20], 512), Prng::new(seed ^ 0x5eed));
     let device: Rc<dyn Device> = Rc::new(disk.clone());
     let mut complete = || {
@@ -74,7 +72,7 @@ pub fn small_volume(seed: u64, cores: usize) -> (PowerLossDisk, Vec<Rc<HashEngin
 /// A new volume in memory.
 pub fn volatile_engine(bytes: u64, unit_bytes: u32) -> HashEngine {
     let mut fixture = HashFixture::default();
-    fixture.format.unit_bytes = unit_bytes;
+    fixture.format.unit_bytes = Some(unit_bytes);
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(bytes, 512).unwrap()));
     let volume = block_on(open(&device, &pool(), fixture.open_config(), &fixture.format), || ()).unwrap();
     HashEngine::new(volume, 0, device, pool())

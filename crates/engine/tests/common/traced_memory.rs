@@ -90,7 +90,7 @@ pub struct TracedVolume {
 impl TracedVolume {
     pub fn new(durability: Durability, bytes: u64) -> TracedVolume {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
-        fixture.format.unit_bytes = BLOCK_BYTES as u32;
+        fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);
         let (trace, plan) = (Rc::<DeviceTrace>::default(), FaultPlan::default());
         let memory = MemoryDevice::new(RamDisk::new(bytes, BLOCK_BYTES as u32).unwrap());
         let traced = Rc::new(TracingMemory { memory, trace: Rc::clone(&trace) });

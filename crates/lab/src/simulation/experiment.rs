@@ -126,7 +126,10 @@ impl SimulatedExperiment {
     /// # Errors
     /// A message if an operation failed.
     pub fn run_tenants_for(&self, span: Nanos) -> Result<MultiTenantRunStats, String> {
-        self.workloads().for_each(|mut load| load.submit_limit = u64::MAX);
+        for mut load in self.workloads() {
+            load.submit_limit = u64::MAX;
+            load.notify_client();
+        }
         let (began, before) = self.begin_measurement();
         let mut intervals: Vec<Arc<IntervalReport>> = Vec::new();
         let mut known = self.scheduling.interval_count();
@@ -160,6 +163,7 @@ impl SimulatedExperiment {
         let (began, before) = self.begin_measurement();
         for mut load in self.workloads().filter(|load| load.threads > 0) {
             load.submit_limit = load.submitted + requests;
+            load.notify_client();
         }
         self.drain_until(|load| load.submitted >= load.submit_limit)?;
         self.end_measurement(began, &before, &[])
@@ -230,6 +234,7 @@ impl SimulatedExperiment {
     fn set_workload(&self, tenant: usize, operation: Operation, threads: usize, placement: ConnectionPolicy) {
         let mut load = self.tenants[tenant].workload.borrow_mut();
         (load.operation, load.threads, load.connection_policy) = (operation, threads, placement);
+        load.notify_client();
     }
 
     fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, config: &MultiTenantConfig) -> Result<(), String> {

@@ -7,8 +7,7 @@ use super::delayed_sockets::DelayedSockets;
 use super::parameters::CORES;
 use super::ssd_device::{ModelledDrive, SharedSsd};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
-use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatConfig, OpenConfig, Volume};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
     ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
@@ -33,7 +32,7 @@ const MAILBOX_MESSAGES: usize = 256;
 pub const COMPLETION_TIMEOUT: Nanos = Nanos::from_secs(120);
 
 /// The volume, or why it did not open, when the task that opens it is done.
-type OpenResult = Rc<RefCell<Option<Result<Arc<Volume>, String>>>>;
+type OpenResult = Rc<RefCell<Option<Result<AnyVolume, String>>>>;
 
 /// A node before it serves.
 pub struct ExperimentNode<'a> {
@@ -65,7 +64,7 @@ impl ExperimentNode<'_> {
     ///
     /// # Errors
     /// A message if the volume does not open.
-    pub fn open(&self, ssd: &Rc<RefCell<SharedSsd>>) -> Result<Arc<Volume>, String> {
+    pub fn open(&self, ssd: &Rc<RefCell<SharedSsd>>) -> Result<AnyVolume, String> {
         let handle = host_handle(self.sim, self.host, CoreWaker::without_eventfd());
         let device = self.drive(ssd).open_for_core(&handle).map_err(|error| error.to_string())?;
         let opened: OpenResult = Rc::default();
@@ -75,8 +74,9 @@ impl ExperimentNode<'_> {
             let pool = BufferPool::new(POOL_BYTES);
             let open_config = OpenConfig { durability: Durability::Completed, cores: CORES };
             let volume = async {
-                hash::format(&*device, &format).await?;
-                hash::open(&device, &pool, open_config, &format).await
+                let devices = [device];
+                AnyVolume::format(&devices, &format).await?;
+                AnyVolume::open(&devices, &pool, open_config, &format).await
             };
             let volume = volume.await.map_err(|error| format!("the volume: {error}"));
             *result.borrow_mut() = Some(volume);
@@ -100,7 +100,7 @@ impl ExperimentNode<'_> {
     ///
     /// # Errors
     /// A message if a core does not start.
-    pub fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, volume: &Arc<Volume>) -> Result<(), String> {
+    pub fn serve(&self, ssd: &Rc<RefCell<SharedSsd>>, volume: &AnyVolume) -> Result<(), String> {
         let subsystem = SubsystemConfig::new(NQN);
         let namespace = namespace_info(volume, subsystem.key_bytes_max);
         let target = Target::new(subsystem, vec![namespace]);
@@ -124,7 +124,7 @@ impl ExperimentNode<'_> {
                 requests_max: 1024,
                 costs: self.costs,
             };
-            let volume = NamespaceVolume::Kv(Arc::clone(volume));
+            let volume = NamespaceVolume::Kv(volume.clone());
             let namespace = CoreNamespace { id: NamespaceId(1), volume, device: self.drive(ssd) };
             let core = NodeCore::new(parts, [namespace]).map_err(|error| error.to_string())?;
             self.run_core(index, core, Rc::clone(&carrier));

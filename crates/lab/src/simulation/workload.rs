@@ -14,8 +14,8 @@ use super::metrics::ClientStats;
 use super::parameters::{KEY_BYTES, Operation, VALUE_BYTES};
 use octokv_base::{Key, Nanos, Prng};
 use octokv_client::{Command, Response, Session, StoreMode, Value};
-use octokv_runtime::ReactorHandle;
 use octokv_runtime::simulated::SimSockets;
+use octokv_runtime::{CoreWaker, ReactorHandle};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -64,6 +64,8 @@ pub struct TenantWorkload {
     /// By connection: outstanding commands.
     outstanding: Vec<u64>,
     accounted_until: Nanos,
+    /// The waker of the client's core, once there is a client.
+    client_waker: Option<Arc<CoreWaker>>,
 }
 
 impl TenantWorkload {
@@ -88,7 +90,15 @@ impl TenantWorkload {
             tenant,
             outstanding: vec![0; connections],
             accounted_until: Nanos::ZERO,
+            client_waker: None,
         }))
+    }
+
+    /// Notifies the client's core of a change of the load: it may be asleep.
+    pub fn notify_client(&self) {
+        if let Some(client_waker) = &self.client_waker {
+            client_waker.notify();
+        }
     }
 
     /// Returns the counters since the last call and resets them.
@@ -172,6 +182,7 @@ impl WorkloadClient {
         random: Prng,
     ) -> WorkloadClient {
         let value = vec![0; VALUE_BYTES].into();
+        load.borrow_mut().client_waker = Some(Arc::clone(handle.core_waker()));
         WorkloadClient {
             session,
             handle,

@@ -4,8 +4,8 @@
 //! completion is delivered exactly once; a connection is forgotten only when none of its requests is in execution, on
 //! any core.
 
-use super::{CLOSES_PER_ITERATION, CoreMessage, Reactor, RequestCompletion};
-use crate::bug_injection::{self, InjectedBug};
+use super::connections::Connections;
+use super::{CLOSES_PER_ITERATION, Reactor, RequestCompletion};
 use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
 use octokv_nvmf::{CloseReason, Connection};
@@ -17,72 +17,50 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
     /// Delivers completions to their connections, or by mailbox to their home cores. The `spent` time on requests
     /// that waited for their devices is divided among the completed ones.
     pub(super) fn deliver_completions(&mut self, now: Nanos, spent: Nanos) -> bool {
-        std::mem::swap(&mut self.delivering, &mut *self.completions.borrow_mut());
-        if self.delivering.is_empty() && self.outbound_completions.is_empty() {
+        let mut delivering = self.requests.take_completions();
+        if delivering.is_empty() && self.links.waiting() == 0 {
+            self.requests.return_buffer(delivering);
             return false;
         }
-        let mut delivering = std::mem::take(&mut self.delivering);
         let each = Nanos(spent.0 / delivering.len().max(1) as u64);
         for mut completion in delivering.drain(..) {
-            self.metrics.add_cpu_time(completion.tenant, each);
-            self.scheduler.on_complete(std::mem::take(&mut completion.ticket_id), &completion.outcome);
-            if completion.home_core.index() == self.core {
+            self.accounting.charge(completion.tenant, each);
+            let ticket_id = std::mem::take(&mut completion.ticket_id);
+            self.requests.scheduler.on_complete(ticket_id, &completion.outcome);
+            if completion.home_core == self.links.core() {
                 self.complete_request(now, completion);
             } else {
-                completion.timing =
-                    self.metrics.transfer_timing(completion.home_core, completion.tenant, completion.timing);
-                self.metrics.record_executed_for(completion.home_core);
-                self.outbound_completions.push_back(completion);
+                let (metrics, home_core) = (&self.accounting.metrics, completion.home_core);
+                completion.timing = metrics.transfer_timing(home_core, completion.tenant, completion.timing);
+                metrics.record_executed_for(home_core);
+                self.links.push_completion(completion);
             }
         }
-        self.delivering = delivering;
-        assert!(
-            self.outbound_completions.len() <= self.node_requests_max,
-            "more completions than command slots"
-        );
-        // A full ring delays only its own completions.
-        for _ in 0..self.outbound_completions.len() {
-            let Some(completion) = self.outbound_completions.pop_front() else { break };
-            if let Err(CoreMessage::Completed(completion)) =
-                self.mailbox.send(completion.home_core.index(), CoreMessage::Completed(completion))
-            {
-                if bug_injection::is_injected(InjectedBug::LoseOffloadedCompletion) {
-                    continue;
-                }
-                self.outbound_completions.push_back(completion);
-            }
-        }
+        self.requests.return_buffer(delivering);
+        self.links.send_completions();
         true
     }
 
     /// Delivers one completion to its connection on this core.
     pub(super) fn complete_request(&mut self, now: Nanos, completion: RequestCompletion) {
-        let io = self.connections[completion.connection as usize]
-            .as_mut()
-            .expect("a connection outlives its requests");
-        self.metrics.record_completed(
-            completion.tenant,
-            completion.timing,
-            now + self.handle.cpu_time().iteration_elapsed(),
-        );
-        io.connection.complete(completion.slot, completion.outcome);
-        self.mark_send_pending(completion.connection);
+        let RequestCompletion { connection, slot, outcome, tenant, timing, .. } = completion;
+        let io = self.connections.get_mut(connection).expect("a connection outlives its requests");
+        let elapsed = self.accounting.iteration_elapsed();
+        self.accounting.metrics.record_completed(tenant, timing, now + elapsed);
+        io.connection.complete(slot, outcome);
+        self.connections.mark_send_pending(connection);
     }
 
     /// Sends pending responses and closes finished connections. The rest is left to the next iteration.
     pub(super) fn send_replies(&mut self) -> bool {
         let (mut worked, mut closes) = (false, 0);
-        let share = self.budget.share(self.send_pending.len());
-        let mut queue = std::mem::take(&mut self.send_queue);
-        queue.rebuild(self.send_pending.drain(..).filter_map(|index| {
-            let io = self.connections[index as usize].as_ref()?;
-            Some((index, self.budget.is_heavy(io.usage)))
-        }));
-        let mut time_before = self.handle.cpu_time().stage_elapsed();
-        while let Some(index) = queue.next(self.budget.is_send_exhausted()) {
-            let Some(io) = &mut self.connections[index as usize] else { continue };
+        let share = self.budget.share(self.connections.send_pending.len());
+        self.connections.queue_senders(&self.budget);
+        let mut time_before = self.accounting.stage_elapsed();
+        while let Some(index) = self.connections.send_queue.next(self.budget.is_send_exhausted()) {
+            let Some(io) = self.connections.get_mut(index) else { continue };
             if io.connection.is_closed() && closes >= CLOSES_PER_ITERATION {
-                self.send_pending.push(index);
+                self.connections.send_pending.push(index);
                 worked = true;
                 continue;
             }
@@ -91,39 +69,35 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             closes += usize::from(closed);
             if sent.is_some() | closed {
                 worked = true;
-                queue.mark_served();
+                self.connections.send_queue.mark_served();
             }
-            let connection_time = self
-                .handle
-                .cpu_time()
-                .end_stage(Stage::Target, worked)
-                .since(std::mem::take(&mut time_before));
+            let stage_time = self.accounting.end_stage(Stage::Target, worked);
+            let connection_time = stage_time.since(std::mem::take(&mut time_before));
             self.budget.send_time = self.budget.send_time + connection_time;
-            let Some(io) = &mut self.connections[index as usize] else { continue };
+            let Some(io) = self.connections.get_mut(index) else { continue };
             if let Some(bytes) = sent {
                 let tenant = io.tenant.unwrap_or(OVERFLOW_TENANT);
-                self.metrics.add_cpu_time(tenant, connection_time);
-                self.metrics.add_bytes(tenant, bytes);
+                self.accounting.charge(tenant, connection_time);
+                self.accounting.metrics.add_bytes(tenant, bytes);
                 self.budget.account(&mut io.usage, connection_time);
                 io.send_quantum.adjust(bytes, connection_time, share);
             }
             io.in_send_list = !io.socket_closed && !io.connection.send_buffer().is_empty();
             if io.in_send_list {
-                self.send_pending.push(index);
+                self.connections.send_pending.push(index);
             }
         }
-        queue.finish();
-        let unsent_count = self.send_pending.len();
-        self.send_pending.extend(queue.unserved());
-        worked |= self.send_pending.len() > unsent_count;
-        self.send_queue = queue;
-        worked
+        let Connections { send_queue, send_pending, .. } = &mut self.connections;
+        send_queue.finish();
+        let unsent_count = send_pending.len();
+        send_pending.extend(send_queue.unserved());
+        worked | (send_pending.len() > unsent_count)
     }
 
     /// Closes the socket of a closed connection once its last bytes are sent, and forgets the connection once its
     /// last request has ended.
     pub(super) fn close_if_finished(&mut self, index: u32) -> bool {
-        let Some(io) = &mut self.connections[index as usize] else { return false };
+        let Some(io) = self.connections.get_mut(index) else { return false };
         if !io.connection.is_closed() || !io.connection.send_buffer().is_empty() {
             return false;
         }
@@ -131,18 +105,19 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         if !io.socket_closed {
             io.socket_closed = true;
             self.sockets.close(io.socket);
-            self.by_socket.remove(&io.socket);
             if let Some(suppressed) = self.log_limiter.allow(self.handle.now()) {
                 log_disconnect(&io.connection, suppressed);
             }
+            let socket = io.socket;
+            self.connections.forget_socket(socket);
             worked = true;
         }
+        let Some(io) = self.connections.get_mut(index) else { return worked };
         if io.connection.in_flight() == 0 {
             if let Some(tenant) = io.tenant {
-                self.monitor.tenants().release(tenant);
+                self.accounting.monitor.tenants().release(tenant);
             }
-            self.connections[index as usize] = None;
-            self.free_connections.push(index);
+            self.connections.remove(index);
             worked = true;
         }
         worked

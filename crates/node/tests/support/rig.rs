@@ -12,8 +12,7 @@
 use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
-use octokv_engine::Durability;
-use octokv_engine::hash::{self, FormatConfig, OpenConfig};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
     ControlQueue, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice, SimulatedCosts,
@@ -330,6 +329,18 @@ impl ReactorRig {
         self.handle.cpu_time().take_simulated()
     }
 
+    /// Runs the core until an iteration finds nothing to do, after which it would sleep.
+    ///
+    /// # Panics
+    /// The core does not become idle.
+    pub fn run_until_idle(&mut self) {
+        let mut iterations = 0..ITERATIONS_MAX;
+        while self.core.run_iteration(self.now) {
+            self.now = self.now + ITERATION;
+            iterations.next().expect("the core becomes idle");
+        }
+    }
+
     fn run_iteration(&mut self) -> (bool, usize) {
         self.now = self.now + ITERATION;
         let mut responses = 0;
@@ -412,9 +423,10 @@ fn build_core(
     let pool = BufferPool::new(64 << 20);
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     let volume = poll_once(async {
-        hash::format(&*device, &format).await.expect("it fits");
+        let devices = [device];
+        AnyVolume::format(&devices, &format).await.expect("it fits");
         let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
-        hash::open(&device, &pool, config, &format).await.expect("it was formatted")
+        AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
     });
     let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024)]);
     let core_waker = Arc::clone(handle.core_waker());

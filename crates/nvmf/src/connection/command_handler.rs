@@ -197,7 +197,7 @@ impl Connection {
                 return Some(StallReason::Buffers);
             };
             layout.copy(&mut buffer, 0, data);
-            pending.into_action(buffer, namespace)
+            pending.into_action(layout, buffer, namespace)
         } else {
             pending.into_action_from(data, namespace)
         };
@@ -219,13 +219,13 @@ impl Connection {
         let SlotState::Receiving(transfer, buffer) = self.slots.set_state(slot, SlotState::Free) else {
             unreachable!("slot {slot} receives no data");
         };
-        let Transfer { namespace, namespace_serial, pending, .. } = transfer;
+        let Transfer { namespace, namespace_serial, pending, layout, .. } = transfer;
         self.target.namespace_directory.refresh(&mut self.namespaces);
         // The namespace may have been removed meanwhile, and its identifier reused.
         let is_same_namespace =
             self.namespaces.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial);
         let action = if is_same_namespace {
-            pending.into_action(buffer, namespace)
+            pending.into_action(layout, buffer, namespace)
         } else {
             CommandAction::Complete(Status::INVALID_NAMESPACE.do_not_retry())
         };

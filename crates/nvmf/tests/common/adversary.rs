@@ -72,7 +72,11 @@ thread_local! {
 /// A namespace of one of three kinds, small enough that commands often reach its end.
 fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
     let kind = match kind % 3 {
-        0 => NamespaceKind::KeyValue { value_bytes_max: VALUE_BYTES_MAX, key_bytes_max: 64 },
+        0 => NamespaceKind::KeyValue {
+            value_bytes_max: VALUE_BYTES_MAX,
+            key_bytes_max: 64,
+            record_layout: RECORD_LAYOUT,
+        },
         1 => NamespaceKind::Block { block_bytes: 512 },
         _ => NamespaceKind::Block { block_bytes: 4096 },
     };

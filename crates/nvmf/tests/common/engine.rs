@@ -47,7 +47,7 @@ impl MemoryEngine {
         let values = &mut self.values;
         match operation {
             RequestOperation::Store { key, mode, record, value_bytes } => {
-                let from = value_offset(key.len());
+                let from = RECORD_LAYOUT.value_offset(key.len());
                 assert_eq!(record.len(), from + value_bytes as usize);
                 let location = (namespace.0, key);
                 match mode {

@@ -7,7 +7,7 @@ pub mod script;
 
 pub use engine::MemoryEngine;
 
-use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, crc32c, value_offset};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, crc32c};
 use octokv_nvmf::{
     Connection, IoRequest, NamespaceInfo, NamespaceKind, ReceiveResult, RequestOperation, RequestOutcome,
     StoreMode, SubsystemConfig, Target,
@@ -29,6 +29,8 @@ pub const NQN: &str = "nqn.2026-11.io.octokv:node";
 pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:36ebf5a9-1df9-47b3-a6d0-e9ba32e428a2";
 pub const NSID: NamespaceId = NamespaceId(1);
 pub const POOL_BYTES: usize = 64 << 20;
+/// Of an engine with another record header than the hash engine's.
+pub const RECORD_LAYOUT: RecordLayout = RecordLayout::new(112);
 
 pub fn namespace(id: u32) -> NamespaceInfo {
     NamespaceInfo {
@@ -36,7 +38,11 @@ pub fn namespace(id: u32) -> NamespaceInfo {
         nguid: [id as u8; 16],
         size_bytes: 1 << 30,
         used_bytes: Arc::new(AtomicU64::new(1 << 20)),
-        kind: NamespaceKind::KeyValue { value_bytes_max: 2 << 20, key_bytes_max: 1024 },
+        kind: NamespaceKind::KeyValue {
+            value_bytes_max: 2 << 20,
+            key_bytes_max: 1024,
+            record_layout: RECORD_LAYOUT,
+        },
         ana_group: 1,
     }
 }

@@ -13,7 +13,7 @@
 use super::event::{DiskEvent, SimEvent};
 use super::event_queue::EventQueue;
 use super::failure::{CrashModel, HostFailure};
-use super::ids::{SimDiskId, SimHostId};
+use super::ids::{DriverId, SimDiskId, SimHostId};
 use crate::device_queue::{IoCompletion, IoOperation};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
@@ -88,6 +88,8 @@ struct PendingOp {
 struct SimDisk {
     host: SimHostId,
     config: SimDiskConfig,
+    /// Whether every operation fails.
+    is_lost: bool,
     contents: FxHashMap<u64, Rc<DiskPage>>,
     unflushed: VecDeque<UnflushedWrite>,
     /// The number of writes and trims applied.
@@ -102,14 +104,15 @@ struct SimDisk {
 /// One core's queue to the disks of its host.
 pub(crate) struct SimQueueState {
     host: SimHostId,
+    driver: DriverId,
     pub(crate) is_open: bool,
     pub(crate) in_flight: usize,
     pub(crate) completions: Vec<(u32, IoCompletion)>,
 }
 
 impl SimQueueState {
-    pub(crate) fn new(host: SimHostId) -> SimQueueState {
-        SimQueueState { host, is_open: true, in_flight: 0, completions: Vec::new() }
+    pub(crate) fn new(host: SimHostId, driver: DriverId) -> SimQueueState {
+        SimQueueState { host, driver, is_open: true, in_flight: 0, completions: Vec::new() }
     }
 }
 
@@ -118,11 +121,13 @@ pub(crate) struct SimDisks {
     random: Prng,
     disks: Vec<SimDisk>,
     pub(crate) queues: Vec<SimQueueState>,
+    /// The drivers of queues with new completions, until their reactors are woken.
+    pub(crate) ready_drivers: Vec<DriverId>,
 }
 
 impl SimDisks {
     pub(crate) fn new(random: Prng) -> SimDisks {
-        SimDisks { random, disks: Vec::new(), queues: Vec::new() }
+        SimDisks { random, disks: Vec::new(), queues: Vec::new(), ready_drivers: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, host: SimHostId, config: SimDiskConfig) -> SimDiskId {
@@ -130,6 +135,7 @@ impl SimDisks {
         self.disks.push(SimDisk {
             host,
             config,
+            is_lost: false,
             contents: FxHashMap::default(),
             unflushed: VecDeque::new(),
             sequence: 0,
@@ -156,6 +162,17 @@ impl SimDisks {
         let disk = &mut self.disks[disk.0 as usize];
         let (before, _) = disk.apply(offset, bytes.len() as u64, Some(bytes));
         drop(before);
+    }
+
+    pub(crate) fn lose(&mut self, disk: SimDiskId) {
+        self.disks[disk.0 as usize].is_lost = true;
+    }
+
+    pub(crate) fn replace(&mut self, disk: SimDiskId) {
+        let disk = &mut self.disks[disk.0 as usize];
+        disk.is_lost = false;
+        disk.contents.clear();
+        disk.unflushed.clear();
     }
 
     pub(crate) fn submit(
@@ -193,6 +210,7 @@ impl SimDisks {
         let queue = &mut self.queues[queue as usize];
         if queue.is_open {
             queue.completions.push((token, completed));
+            self.ready_drivers.push(queue.driver);
         }
         22 ^ u64::from(token) << 8
     }
@@ -259,12 +277,12 @@ impl SimDisk {
     }
 
     fn execute(&mut self, operation: IoOperation, flush_through: u64) -> IoCompletion {
-        if self.is_invalid(&operation) {
+        if self.is_lost || self.is_invalid(&operation) {
             let buffer = match operation {
                 IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
                 IoOperation::Flush | IoOperation::Trim { .. } => None,
             };
-            return IoCompletion { buffer, result: Err(EINVAL) };
+            return IoCompletion { buffer, result: Err(if self.is_lost { EIO } else { EINVAL }) };
         }
         match operation {
             IoOperation::Read { offset, mut buffer } => {
@@ -381,4 +399,5 @@ impl SimDisk {
     }
 }
 
+const EIO: i32 = 5;
 const EINVAL: i32 = 22;

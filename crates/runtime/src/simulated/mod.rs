@@ -1,54 +1,67 @@
 //! A deterministic discrete-event simulation in one thread: clock, hosts with reactors, network, disks, from one seed.
 //!
 //! ```text
-//!        ┌ every reactor that is not busy runs iterations, in an order drawn from the seed,
-//!        │ until none of them has work
-//!   step ┤ the clock advances to the next arrival, completion, timer or end of busy time
+//!        ┌ every reactor that is due runs an iteration, in an order drawn from the seed: those that were woken, whose
+//!        │ deadline has come, or whose busy time has ended; until none is due
+//!   step ┤ the clock advances to the next event or reactor
 //!        └ the events due at that time are applied
 //! ```
+//! A reactor that did work runs again at the end of its busy time. One that found nothing goes to sleep as on the kernel,
+//! by [`crate::CoreWaker::try_sleep`], until its deadline or until it is woken: by an edge of its sockets, a completion of
+//! its device queue, or a `notify`. So a wake-up that the production code forgets is a hang here, not a late iteration,
+//! and an idle node costs no more than its events. Code of an experiment that changes what a reactor sees notifies it.
+//!
 //! In: hosts, links, disks, reactors as closures, faults by calls between steps. Out: the same bytes at the same times
 //! for the same seed, on every machine. Production code runs in it unchanged, with [`SimSockets`] and a
 //! [`SimDeviceQueue`] in place of the kernel's.
 //!
 //! Invariants: no real clock is read and no other randomness is drawn; an iteration that did work takes time (its
 //! simulated cost, at least `iteration_cost_min`), so time always advances; operations and bytes of a stopped host never
-//! complete as if it had survived. Tested in `tests/simulated.rs`.
+//! complete as if it had survived. Tested in `tests/simulated.rs` and `tests/run_queue.rs`.
 //!
 //! # Layout
 //! - `ids`, `failure`, `event`: identifiers, host failures and events, as plain data.
-//! - `event_queue`: the scheduled events by time.
-//! - `net`, `sockets`: links, listeners, streams; and their [`crate::Sockets`].
+//! - `event_queue`: the scheduled events by time. `run_queue`: the reactors by time, and their drivers.
+//! - `link`, `net`, `sockets`: links, listeners, streams; and their [`crate::Sockets`].
+//! - `clock`: a host's clock.
 //! - `disk`, `device_queue`: contents, a volatile write cache, power loss; and their [`crate::DeviceQueue`].
 //! - `state`: all of these together, without the reactors.
 
+mod clock;
 mod device_queue;
 mod disk;
 mod event;
 mod event_queue;
 mod failure;
 mod ids;
+mod link;
 mod net;
+mod run_queue;
 mod sockets;
 mod state;
 
+pub use clock::{CLOCK_DRIFT_MAX_PPM, SimClock};
 pub use device_queue::SimDeviceQueue;
 pub use disk::{SECTOR_BYTES, SimDiskConfig};
 pub use failure::{CrashModel, HostFailure};
 pub use ids::{SimDiskId, SimHostId, SimReactorId};
-pub use net::SimLinkConfig;
+pub use link::SimLinkConfig;
 pub use sockets::SimSockets;
 
 use crate::device_queue::{DeviceSource, DeviceSourceKind};
 use crate::reactor_handle::ReactorHandle;
+use crate::wake_list::WakeList;
 use disk::SimDisks;
 use event::SimEvent;
 use event_queue::EventQueue;
 use net::SimNetwork;
 use octokv_base::{Nanos, Prng};
+use run_queue::{DriverOwners, RunQueue};
 use state::{SharedSimState, SimState};
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The configuration of a simulation.
 #[derive(Clone, Copy, Debug)]
@@ -72,8 +85,26 @@ struct SimReactor {
     host: SimHostId,
     handle: ReactorHandle,
     run_iteration: Box<dyn FnMut(Nanos) -> bool>,
-    /// The end of its last iteration: its core is busy until then.
-    busy_until: Nanos,
+    is_asleep: bool,
+    /// Whether it was due while its host was paused.
+    was_skipped: bool,
+    iterations: IterationCounts,
+}
+
+/// What the simulation sets of a host besides its network and disks.
+#[derive(Clone, Copy, Default)]
+struct HostControl {
+    clock: SimClock,
+    is_paused: bool,
+}
+
+/// The iterations of a reactor so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IterationCounts {
+    /// Those that did work.
+    pub busy: u64,
+    /// Those that found nothing to do.
+    pub idle: u64,
 }
 
 struct SimEnvInner {
@@ -81,8 +112,14 @@ struct SimEnvInner {
     state: SharedSimState,
     /// `None` while the reactor runs an iteration, and once it is removed.
     reactors: RefCell<Vec<Option<SimReactor>>>,
-    /// The generator of the reactors' order, and its buffer.
-    order: RefCell<(Prng, Vec<usize>)>,
+    /// By host.
+    host_controls: RefCell<Vec<HostControl>>,
+    run_queue: RefCell<RunQueue>,
+    wake_list: Arc<WakeList>,
+    /// The generator of the order of reactors that are due at one time.
+    order: RefCell<Prng>,
+    /// A buffer of reactors.
+    due: RefCell<Vec<u32>>,
 }
 
 /// A simulation. Clones share it.
@@ -98,13 +135,18 @@ impl SimEnv {
             events: EventQueue::default(),
             network: SimNetwork::new(random.fork(), config.link),
             disks: SimDisks::new(random.fork()),
+            driver_owners: DriverOwners::default(),
             trace_hash: config.seed,
         };
         SimEnv(Rc::new(SimEnvInner {
             config,
             state: SharedSimState::new(state),
-            reactors: RefCell::new(Vec::new()),
-            order: RefCell::new((random, Vec::new())),
+            reactors: RefCell::default(),
+            host_controls: RefCell::default(),
+            run_queue: RefCell::default(),
+            wake_list: Arc::default(),
+            order: RefCell::new(random),
+            due: RefCell::default(),
         }))
     }
 
@@ -119,9 +161,59 @@ impl SimEnv {
         self.with(|state| state.trace_hash)
     }
 
-    /// Adds a host, powered on, with its own address.
+    /// Adds a host, powered on, with its own address. Its clock shows the simulation's time.
     pub fn add_host(&self) -> SimHostId {
+        self.0.host_controls.borrow_mut().push(HostControl::default());
         self.with(|state| state.network.add_host())
+    }
+
+    /// The clock of a host, whose time its reactors get.
+    pub fn clock(&self, host: SimHostId) -> SimClock {
+        self.0.host_controls.borrow()[host.0 as usize].clock
+    }
+
+    /// Replaces the clock of a host. REQUIRES: the new one shows no earlier time, unless the host has no reactors.
+    pub fn set_clock(&self, host: SimHostId, clock: SimClock) {
+        self.0.host_controls.borrow_mut()[host.0 as usize].clock = clock;
+        // Sleeping reactors compute when their deadlines come.
+        self.queue_reactors(host, |reactor| reactor.is_asleep);
+    }
+
+    /// Changes the drift of a host's clock from now on.
+    ///
+    /// # Panics
+    /// If the drift exceeds [`CLOCK_DRIFT_MAX_PPM`].
+    pub fn set_clock_drift(&self, host: SimHostId, drift_ppm: i64) {
+        let mut clock = self.clock(host);
+        clock.set_drift(self.now(), drift_ppm);
+        self.set_clock(host, clock);
+    }
+
+    /// Pauses the processes of a host, as SIGSTOP does, or lets them run again. Meanwhile its reactors do not run, and its
+    /// kernel goes on: bytes arrive and connections are accepted until their queues are full, disks complete operations.
+    pub fn set_paused(&self, host: SimHostId, paused: bool) {
+        self.with(|state| state.add_to_trace(0x9a05 ^ u64::from(host.0) << 1 ^ u64::from(paused)));
+        self.0.host_controls.borrow_mut()[host.0 as usize].is_paused = paused;
+        if !paused {
+            self.queue_reactors(host, |reactor| std::mem::take(&mut reactor.was_skipped));
+        }
+    }
+
+    /// Whether the processes of a host are paused.
+    pub fn is_paused(&self, host: SimHostId) -> bool {
+        self.0.host_controls.borrow()[host.0 as usize].is_paused
+    }
+
+    /// Has those reactors of a host run now.
+    fn queue_reactors(&self, host: SimHostId, mut condition: impl FnMut(&mut SimReactor) -> bool) {
+        let now = self.now();
+        for (number, reactor) in self.0.reactors.borrow_mut().iter_mut().enumerate() {
+            if let Some(reactor) = reactor.as_mut().filter(|reactor| reactor.host == host)
+                && condition(reactor)
+            {
+                self.0.run_queue.borrow_mut().set(number as u32, now);
+            }
+        }
     }
 
     /// The IP address of a host.
@@ -146,6 +238,7 @@ impl SimEnv {
             name: format!("simulated disk {}", disk.0).into(),
             size_bytes: config.size_bytes,
             block_bytes: config.block_bytes,
+            preferred_write_bytes: config.block_bytes,
             kind: DeviceSourceKind::Simulated(disk.0),
         }
     }
@@ -155,8 +248,13 @@ impl SimEnv {
         SimDeviceQueue::new(self.0.state.clone(), host)
     }
 
-    /// Adds a reactor. `run_iteration` is called with the time and returns whether it did work. `handle` is the
-    /// reactor's own: the simulation reads its deadlines and its simulated costs.
+    /// Adds a reactor, which runs at once. `run_iteration` is called with the time of its host's clock and returns whether it did work; it
+    /// calls [`ReactorHandle::begin_iteration`], and it polls its sockets in the first call already: they wake the reactor
+    /// that used them last. `handle` is the reactor's own: the simulation reads its deadlines and its
+    /// simulated costs, and its [`crate::CoreWaker`] ends its sleep.
+    ///
+    /// # Panics
+    /// If the `CoreWaker` is that of another reactor.
     pub fn add_reactor(
         &self,
         host: SimHostId,
@@ -164,21 +262,37 @@ impl SimEnv {
         run_iteration: impl FnMut(Nanos) -> bool + 'static,
     ) -> SimReactorId {
         let mut reactors = self.0.reactors.borrow_mut();
+        let number = reactors.len() as u32;
+        handle.core_waker().list_wakeups(WakeList::entry(&self.0.wake_list, number));
+        self.0.run_queue.borrow_mut().set(number, self.now());
         reactors.push(Some(SimReactor {
             host,
             handle,
             run_iteration: Box::new(run_iteration),
-            busy_until: Nanos::ZERO,
+            is_asleep: false,
+            was_skipped: false,
+            iterations: IterationCounts::default(),
         }));
-        SimReactorId((reactors.len() - 1) as u32)
+        SimReactorId(number)
     }
 
     /// Removes and drops a reactor. The host's streams and disks are not affected.
     pub fn remove_reactor(&self, reactor: SimReactorId) {
-        let removed = self.0.reactors.borrow_mut()[reactor.0 as usize].take();
+        self.remove_if(reactor.0, |_| true);
+    }
+
+    fn remove_if(&self, reactor: u32, condition: impl FnOnce(&mut SimReactor) -> bool) {
+        let removed = self.0.reactors.borrow_mut()[reactor as usize].take_if(condition);
         if let Some(removed) = removed {
+            self.0.run_queue.borrow_mut().set(reactor, Nanos::NEVER);
             removed.handle.shutdown();
         }
+    }
+
+    /// The iterations of a reactor so far; none once it is removed.
+    pub fn iteration_counts(&self, reactor: SimReactorId) -> IterationCounts {
+        let reactors = self.0.reactors.borrow();
+        reactors[reactor.0 as usize].as_ref().map_or(IterationCounts::default(), |reactor| reactor.iterations)
     }
 
     /// Fails a host: drops its reactors, ends its streams, and applies the failure to its disks. The host is down until
@@ -193,14 +307,10 @@ impl SimEnv {
             network.stop_host(host, matches!(failure, HostFailure::ProcessKilled), *now, events);
             disks.stop_host(host, failure);
         });
+        self.0.host_controls.borrow_mut()[host.0 as usize].is_paused = false;
         let count = self.0.reactors.borrow().len();
-        for index in 0..count {
-            let mut reactors = self.0.reactors.borrow_mut();
-            let removed = reactors[index].take_if(|reactor| reactor.host == host);
-            drop(reactors);
-            if let Some(removed) = removed {
-                removed.handle.shutdown();
-            }
+        for number in 0..count as u32 {
+            self.remove_if(number, |reactor| reactor.host == host);
         }
     }
 
@@ -219,9 +329,16 @@ impl SimEnv {
 
     /// Partitions two hosts, or ends the partition. Meanwhile bytes are delayed, as by TCP's retransmissions.
     pub fn set_partitioned(&self, a: SimHostId, b: SimHostId, partitioned: bool) {
+        self.set_cut(a, b, partitioned);
+        self.set_cut(b, a, partitioned);
+    }
+
+    /// Cuts the link from one host to another, or ends the cut; the other direction stays. Meanwhile bytes of this direction
+    /// are delayed, and no connection is established in either.
+    pub fn set_cut(&self, from: SimHostId, to: SimHostId, cut: bool) {
         self.with(|state| {
             let SimState { now, events, network, .. } = state;
-            network.set_partitioned(a, b, partitioned, *now, events);
+            network.set_cut(from, to, cut, *now, events);
         });
     }
 
@@ -240,6 +357,16 @@ impl SimEnv {
         self.with(|state| state.disks.write_image(disk, offset, bytes));
     }
 
+    /// Fails a disk for good: every operation fails with EIO, those in flight too.
+    pub fn lose_disk(&self, disk: SimDiskId) {
+        self.with(|state| state.disks.lose(disk));
+    }
+
+    /// Puts an empty disk of the same kind in the place of a disk, whether lost or not. REQUIRES: its host is stopped.
+    pub fn replace_disk(&self, disk: SimDiskId) {
+        self.with(|state| state.disks.replace(disk));
+    }
+
     /// The number of writes of a disk that completed and are not flushed.
     pub fn unflushed_write_count(&self, disk: SimDiskId) -> usize {
         self.with(|state| state.disks.unflushed_write_count(disk))
@@ -254,12 +381,12 @@ impl SimEnv {
         self.0.state.with(action)
     }
 
-    /// Runs the reactors until none has work, advances the clock to the next event, at most to `limit`, and applies the
-    /// events due then. False if there is no event up to `limit`; the clock is then at `limit` (unchanged for
+    /// Runs the reactors that are due, advances the clock to the next event or reactor, at most to `limit`, and applies the
+    /// events due then. False if there is neither up to `limit`; the clock is then at `limit` (unchanged for
     /// [`Nanos::NEVER`]).
     pub fn step(&self, limit: Nanos) -> bool {
         self.run_ready_reactors();
-        let next = self.next_event_time();
+        let next = self.next_due();
         if next > limit || next == Nanos::NEVER {
             if limit != Nanos::NEVER {
                 self.with(|state| state.now = state.now.max(limit));
@@ -297,61 +424,84 @@ impl SimEnv {
         true
     }
 
-    /// Runs rounds until no idle reactor has work.
+    /// Runs the reactors that are due, and those that they wake, until none is.
     fn run_ready_reactors(&self) {
         let now = self.now();
         let mut rounds = 0u32;
         while self.run_round(now) {
             rounds += 1;
-            assert!(rounds < ROUNDS_MAX, "at {now:?} reactors make progress without time advancing");
+            assert!(rounds < ROUNDS_MAX, "at {now:?} reactors run without time advancing");
         }
     }
 
+    /// Runs the reactors that are due at `now`, each once. False if there is none.
     fn run_round(&self, now: Nanos) -> bool {
-        let order = {
-            let (random, order) = &mut *self.0.order.borrow_mut();
-            order.clear();
-            order.extend(0..self.0.reactors.borrow().len());
-            for last in (1..order.len()).rev() {
-                order.swap(last, random.below(last as u64 + 1) as usize);
-            }
-            std::mem::take(order)
-        };
-        let mut any = false;
-        for &index in &order {
-            any |= self.run_reactor(index, now);
+        let mut due = self.0.due.take();
+        self.queue_woken_reactors(now, &mut due);
+        self.0.run_queue.borrow_mut().take_due(now, &mut due);
+        let mut random = self.0.order.borrow_mut();
+        for last in (1..due.len()).rev() {
+            due.swap(last, random.below(last as u64 + 1) as usize);
         }
-        self.0.order.borrow_mut().1 = order;
+        drop(random);
+        due.iter().for_each(|&reactor| self.run_reactor(reactor, now));
+        let any = !due.is_empty();
+        due.clear();
+        self.0.due.replace(due);
         any
     }
 
-    fn run_reactor(&self, index: usize, now: Nanos) -> bool {
-        let taken = self.0.reactors.borrow_mut()[index].take_if(|reactor| reactor.busy_until <= now);
-        let Some(mut reactor) = taken else { return false };
-        let did_work = (reactor.run_iteration)(now);
-        let simulated = reactor.handle.cpu_time().take_simulated();
-        if did_work {
-            let cost = simulated.max(self.0.config.iteration_cost_min);
-            reactor.busy_until = now + cost;
-            self.with(|state| state.add_to_trace(index as u64 ^ cost.0.rotate_left(32)));
-        }
-        let mut reactors = self.0.reactors.borrow_mut();
-        assert!(reactors[index].is_none(), "reactor slot {index} is occupied");
-        reactors[index] = Some(reactor);
-        did_work
-    }
-
-    fn next_event_time(&self) -> Nanos {
-        let (now, mut next) = self.with(|state| (state.now, state.events.next_due()));
-        for reactor in self.0.reactors.borrow().iter().flatten() {
-            if reactor.busy_until > now {
-                next = next.min(reactor.busy_until);
-            } else {
-                // A deadline that passed without work is retried a little later.
-                next = next.min(reactor.handle.next_deadline().max(now + OVERDUE_RETRY_DELAY));
+    /// Queues the sleeping reactors that were notified, or whose drivers became ready. `woken` is a buffer, empty before
+    /// and after.
+    fn queue_woken_reactors(&self, now: Nanos, woken: &mut Vec<u32>) {
+        self.0.wake_list.take(woken);
+        self.with(|state| state.take_ready_reactors(woken));
+        let reactors = self.0.reactors.borrow();
+        for number in woken.drain(..) {
+            // One that is busy sees everything when it runs at the end of its busy time.
+            if reactors[number as usize].as_ref().is_some_and(|reactor| reactor.is_asleep) {
+                self.0.run_queue.borrow_mut().set(number, now);
             }
         }
-        next
+    }
+
+    fn run_reactor(&self, number: u32, now: Nanos) {
+        let taken = self.0.reactors.borrow_mut()[number as usize].take_if(|reactor| {
+            reactor.was_skipped = self.is_paused(reactor.host);
+            !reactor.was_skipped
+        });
+        let Some(mut reactor) = taken else { return };
+        if std::mem::take(&mut reactor.is_asleep) {
+            reactor.handle.core_waker().on_wake();
+        }
+        self.with(|state| state.driver_owners.set_running(Some(number)));
+        let did_work = (reactor.run_iteration)(self.clock(reactor.host).local(now));
+        self.with(|state| state.driver_owners.set_running(None));
+        let simulated = reactor.handle.cpu_time().take_simulated();
+        let runs_at = if did_work {
+            reactor.iterations.busy += 1;
+            let cost = simulated.max(self.0.config.iteration_cost_min);
+            self.with(|state| state.add_to_trace(u64::from(number) ^ cost.0.rotate_left(32)));
+            now + cost
+        } else {
+            reactor.iterations.idle += 1;
+            reactor.is_asleep = reactor.handle.core_waker().try_sleep();
+            let deadline = self.clock(reactor.host).true_time(reactor.handle.next_deadline());
+            match (reactor.is_asleep, deadline) {
+                (false, _) => now,
+                (true, Nanos::NEVER) => Nanos::NEVER,
+                (true, deadline) => deadline.max(now + SLEEP_MIN),
+            }
+        };
+        self.0.run_queue.borrow_mut().set(number, runs_at);
+        let mut reactors = self.0.reactors.borrow_mut();
+        assert!(reactors[number as usize].is_none(), "reactor slot {number} is occupied");
+        reactors[number as usize] = Some(reactor);
+    }
+
+    /// The time of the next event or reactor; [`Nanos::NEVER`] if there is none.
+    fn next_due(&self) -> Nanos {
+        self.with(|state| state.events.next_due()).min(self.0.run_queue.borrow().next_due())
     }
 }
 
@@ -363,7 +513,7 @@ impl Drop for SimEnvInner {
     }
 }
 
-/// The delay before a reactor with an overdue deadline runs again.
-const OVERDUE_RETRY_DELAY: Nanos = Nanos(1_000);
+/// The shortest sleep, of a reactor that did nothing although its deadline has passed.
+const SLEEP_MIN: Nanos = Nanos::from_micros(1);
 /// More rounds than this at one time are a livelock.
 const ROUNDS_MAX: u32 = 1_000_000;

@@ -7,14 +7,19 @@
 //! ```
 //! A stream has two ends. Sent bytes spend `queueing + bytes / bandwidth + latency + jitter` on the link and are then in
 //! the other end's inbox. Link and inbox together hold at most the window; the sender sees the rest as back-pressure.
-//! A partitioned link delays, as TCP does with retransmissions; it loses nothing by itself.
+//! A link that is cut, in one direction or both, delays, as TCP does with retransmissions; it loses nothing by itself. That
+//! acknowledgements are delayed too is not simulated: of a link cut one way, the other direction's window stays open.
+//!
+//! A change of an end or listener is an edge, as epoll reports it: bytes, FIN, reset, established, space for a blocked
+//! send, a connection to accept. It makes the driver ready that watches it, and the driver's reactor is woken.
 //!
 //! Invariants: bytes arrive in order; a closed end is never reused under the same generation; an event for a closed end
 //! has no effect. Tested in `tests/simulated.rs`.
 
 use super::event::{NetworkEvent, SimEvent, StreamEnd};
 use super::event_queue::EventQueue;
-use super::ids::SimHostId;
+use super::ids::{DriverId, SimHostId};
+use super::link::{SimLink, SimLinkConfig};
 use crate::net::{ReceiveStatus, SendStatus};
 use octokv_base::map::FxHashMap;
 use octokv_base::{Nanos, Prng};
@@ -22,34 +27,6 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-
-/// The properties of a link, in each direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SimLinkConfig {
-    /// The time from the end of transmission to arrival.
-    pub latency: Nanos,
-    /// The maximum of the uniform random addition to each segment's latency.
-    pub jitter: Nanos,
-    /// The bandwidth. 0: unlimited.
-    pub bytes_per_second: u64,
-    /// The maximum of one stream's bytes on the link and unread at the receiver.
-    pub window_bytes: usize,
-    /// Whether sends are split into segments that arrive separately, and receives return short counts.
-    pub fragments: bool,
-}
-
-impl Default for SimLinkConfig {
-    /// An idle 25 Gbit/s network.
-    fn default() -> SimLinkConfig {
-        SimLinkConfig {
-            latency: Nanos::from_micros(10),
-            jitter: Nanos::from_micros(2),
-            bytes_per_second: 3_125_000_000,
-            window_bytes: 1 << 20,
-            fragments: false,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamState {
@@ -70,6 +47,10 @@ struct SimStream {
     remote_host: SimHostId,
     remote: SocketAddr,
     state: StreamState,
+    /// The sockets that hold this end; `None` while it is in an accept queue or between two cores.
+    driver: Option<DriverId>,
+    /// Whether the last send was refused for lack of space.
+    is_send_blocked: bool,
     /// The other end; `None` before it exists. May name a closed end.
     peer: Option<StreamEnd>,
     inbox: VecDeque<u8>,
@@ -85,6 +66,7 @@ struct SimStream {
 
 struct SimListener {
     host: SimHostId,
+    driver: DriverId,
     address: SocketAddr,
     accept_queue: VecDeque<StreamEnd>,
 }
@@ -93,13 +75,6 @@ struct SimHost {
     is_up: bool,
     address: IpAddr,
     next_port: u16,
-}
-
-#[derive(Clone, Copy)]
-struct SimLink {
-    config: SimLinkConfig,
-    is_partitioned: bool,
-    free_at: Nanos,
 }
 
 /// The hosts' addresses, the links, and all listeners and streams.
@@ -113,6 +88,8 @@ pub(crate) struct SimNetwork {
     streams: Slab<SimStream>,
     /// The number of stream ends created: the next generation.
     generation: u32,
+    /// The drivers with an edge, until their reactors are woken.
+    pub(crate) ready_drivers: Vec<DriverId>,
 }
 
 /// The attempts to connect before the connection fails; `RETRY_INTERVAL` apart.
@@ -130,6 +107,7 @@ impl SimNetwork {
             listeners: Vec::new(),
             streams: Slab::new(),
             generation: 0,
+            ready_drivers: Vec::new(),
         }
     }
 
@@ -146,51 +124,77 @@ impl SimNetwork {
 
     fn link(&mut self, from: SimHostId, to: SimHostId) -> &mut SimLink {
         let config = self.default_link_config;
-        self.links.entry((from.0, to.0)).or_insert(SimLink {
-            config,
-            is_partitioned: false,
-            free_at: Nanos::ZERO,
-        })
+        self.links.entry((from.0, to.0)).or_insert(SimLink { config, is_cut: false, free_at: Nanos::ZERO })
     }
 
     pub(crate) fn set_link(&mut self, a: SimHostId, b: SimHostId, config: SimLinkConfig) {
         self.link(a, b).config = config;
         self.link(b, a).config = config;
+        // A wider window has space again.
+        for end in self.ends_between(a, b) {
+            self.unblock_send(end);
+        }
     }
 
-    pub(crate) fn set_partitioned(
+    /// Cuts one direction of a link, or ends the cut: then the delayed bytes arrive.
+    pub(crate) fn set_cut(
         &mut self,
-        a: SimHostId,
-        b: SimHostId,
-        partitioned: bool,
+        from: SimHostId,
+        to: SimHostId,
+        cut: bool,
         now: Nanos,
         events: &mut EventQueue,
     ) {
-        self.link(a, b).is_partitioned = partitioned;
-        self.link(b, a).is_partitioned = partitioned;
-        if partitioned {
+        self.link(from, to).is_cut = cut;
+        if cut {
             return;
         }
-        for end in self.ends() {
-            let Some(stream) = self.stream(end) else { continue };
-            let between = (stream.host, stream.remote_host);
-            if between == (a, b) || between == (b, a) {
-                let at = now + self.delay(between.1, between.0);
+        for end in self.ends_between(from, to) {
+            if self.stream(end).is_some_and(|stream| stream.host == to) {
+                let at = now + self.delay(from, to);
                 events.schedule(at, SimEvent::Net(NetworkEvent::SegmentArrival { end }));
             }
         }
     }
 
     pub(crate) fn reset_streams(&mut self, a: SimHostId, b: SimHostId) -> usize {
-        let mut ends = 0;
-        for (_, stream) in &mut self.streams {
-            let between = (stream.host, stream.remote_host);
-            if (between == (a, b) || between == (b, a)) && stream.state != StreamState::Broken {
-                stream.abort();
-                ends += 1;
-            }
+        let ends = self.ends_between(a, b);
+        let aborted = ends.into_iter().filter(|&end| self.abort(end)).count();
+        aborted / 2
+    }
+
+    /// Aborts an end. False if it is closed or was aborted before.
+    fn abort(&mut self, end: StreamEnd) -> bool {
+        let Some(stream) = self.stream(end) else { return false };
+        if stream.state == StreamState::Broken {
+            return false;
         }
-        ends / 2
+        stream.abort();
+        self.mark_ready(end);
+        true
+    }
+
+    /// Makes the driver that watches an end ready.
+    fn mark_ready(&mut self, end: StreamEnd) {
+        let driver = self.stream(end).and_then(|stream| stream.driver);
+        self.ready_drivers.extend(driver);
+    }
+
+    /// Makes the driver of an end ready if the end's last send was refused for lack of space.
+    fn unblock_send(&mut self, end: StreamEnd) {
+        if self.stream(end).is_some_and(|stream| std::mem::take(&mut stream.is_send_blocked)) {
+            self.mark_ready(end);
+        }
+    }
+
+    /// Sets the driver that watches an end. As with epoll, what arrived before is an edge too.
+    pub(crate) fn watch(&mut self, end: StreamEnd, driver: Option<DriverId>) {
+        if let Some(stream) = self.stream(end) {
+            stream.driver = driver;
+        }
+        if self.is_ready(end) {
+            self.mark_ready(end);
+        }
     }
 
     /// Latency and jitter of one segment.
@@ -208,6 +212,17 @@ impl SimNetwork {
         self.streams.iter().map(end).collect()
     }
 
+    /// The stream ends of two hosts to each other, by index.
+    fn ends_between(&self, a: SimHostId, b: SimHostId) -> Vec<StreamEnd> {
+        let mut ends = self.ends();
+        ends.retain(|end| {
+            let stream = &self.streams[end.index as usize];
+            let between = (stream.host, stream.remote_host);
+            between == (a, b) || between == (b, a)
+        });
+        ends
+    }
+
     fn stream(&mut self, end: StreamEnd) -> Option<&mut SimStream> {
         let stream = self.streams.get_mut(end.index as usize)?;
         (stream.generation == end.generation).then_some(stream)
@@ -222,6 +237,8 @@ impl SimNetwork {
             remote_host,
             remote,
             state: StreamState::Connecting,
+            driver: None,
+            is_send_blocked: false,
             peer: None,
             inbox: VecDeque::new(),
             in_flight: VecDeque::new(),
@@ -243,7 +260,12 @@ impl SimNetwork {
         Some(SimHostId(index as u32))
     }
 
-    pub(crate) fn listen(&mut self, host: SimHostId, at: SocketAddr) -> io::Result<(u32, SocketAddr)> {
+    pub(crate) fn listen(
+        &mut self,
+        host: SimHostId,
+        driver: DriverId,
+        at: SocketAddr,
+    ) -> io::Result<(u32, SocketAddr)> {
         let own = self.address(host);
         if !(at.ip() == own || at.ip().is_unspecified() || at.ip().is_loopback()) {
             return Err(io::ErrorKind::AddrNotAvailable.into());
@@ -253,7 +275,7 @@ impl SimNetwork {
         if self.listeners.iter().flatten().any(|listener| listener.address == address) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
-        self.listeners.push(Some(SimListener { host, address, accept_queue: VecDeque::new() }));
+        self.listeners.push(Some(SimListener { host, driver, address, accept_queue: VecDeque::new() }));
         Ok(((self.listeners.len() - 1) as u32, address))
     }
 
@@ -288,9 +310,10 @@ impl SimNetwork {
             NetworkEvent::ConnectResponse { end, established } => {
                 let Some(stream) = self.stream(end) else { return 1 };
                 if !established {
-                    stream.abort();
+                    self.abort(end);
                 } else if stream.state == StreamState::Connecting {
                     stream.state = StreamState::Open;
+                    self.mark_ready(end);
                 }
                 2 + u64::from(established)
             }
@@ -302,11 +325,11 @@ impl SimNetwork {
     fn handle_reset(&mut self, end: StreamEnd, now: Nanos, events: &mut EventQueue) -> u64 {
         let Some(stream) = self.stream(end) else { return 3 };
         let (host, remote_host) = (stream.host, stream.remote_host);
-        if self.link(remote_host, host).is_partitioned {
+        if self.link(remote_host, host).is_cut {
             // The reset arrives by a retransmission after the partition.
             events.schedule(now + RETRY_INTERVAL, SimEvent::Net(NetworkEvent::Reset { end }));
-        } else if let Some(stream) = self.stream(end) {
-            stream.abort();
+        } else {
+            self.abort(end);
         }
         4
     }
@@ -320,7 +343,9 @@ impl SimNetwork {
     ) -> u64 {
         let Some(stream) = self.stream(end) else { return 5 };
         let (host, remote_host, remote) = (stream.host, stream.remote_host, stream.remote);
-        if self.link(host, remote_host).is_partitioned || !self.hosts[remote_host.0 as usize].is_up {
+        // A handshake needs both directions.
+        let is_cut = self.link(host, remote_host).is_cut || self.link(remote_host, host).is_cut;
+        if is_cut || !self.hosts[remote_host.0 as usize].is_up {
             let event = if attempt < CONNECT_ATTEMPTS_MAX {
                 NetworkEvent::ConnectRequest { end, attempt: attempt + 1 }
             } else {
@@ -343,6 +368,7 @@ impl SimNetwork {
             }
             if let Some(listener) = &mut self.listeners[listener] {
                 listener.accept_queue.push_back(other);
+                self.ready_drivers.push(listener.driver);
             }
         }
         events.schedule(
@@ -355,7 +381,7 @@ impl SimNetwork {
     fn deliver_arrived(&mut self, end: StreamEnd, now: Nanos) -> u64 {
         let Some(stream) = self.stream(end) else { return 8 };
         let (host, remote_host) = (stream.host, stream.remote_host);
-        if self.link(remote_host, host).is_partitioned {
+        if self.link(remote_host, host).is_cut {
             return 9;
         }
         let Some(stream) = self.stream(end) else { return 8 };
@@ -367,6 +393,9 @@ impl SimNetwork {
             stream.inbox.extend(segment.bytes);
         }
         stream.fin_received = stream.fin_sent && stream.in_flight.is_empty();
+        if arrived > 0 || stream.fin_received {
+            self.mark_ready(end);
+        }
         10 ^ (arrived << 8)
     }
 
@@ -396,6 +425,9 @@ impl SimNetwork {
         let offered: usize = slices.iter().map(|slice| slice.len()).sum();
         let taken = offered.min(window.saturating_sub(used));
         if taken == 0 {
+            if let Some(stream) = self.stream(end) {
+                stream.is_send_blocked = true;
+            }
             return SendStatus::WouldBlock;
         }
         let Some(peer) = peer.filter(|&peer| self.stream(peer).is_some()) else {
@@ -471,6 +503,9 @@ impl SimNetwork {
         into[..of_front].copy_from_slice(&front[..of_front]);
         into[of_front..count].copy_from_slice(&back[..count - of_front]);
         stream.inbox.drain(..count);
+        if let Some(peer) = stream.peer {
+            self.unblock_send(peer);
+        }
         ReceiveStatus::Bytes(count)
     }
 

@@ -1,9 +1,10 @@
-//! The state of the simulation without its reactors: clock, events, network, disks, trace.
+//! The state of the simulation without its reactors: clock, events, network, disks, owners of drivers, trace.
 
 use super::disk::SimDisks;
 use super::event::SimEvent;
 use super::event_queue::EventQueue;
 use super::net::SimNetwork;
+use super::run_queue::DriverOwners;
 use octokv_base::Nanos;
 use octokv_base::prng::mix64;
 use std::cell::RefCell;
@@ -15,6 +16,7 @@ pub(crate) struct SimState {
     pub(crate) events: EventQueue,
     pub(crate) network: SimNetwork,
     pub(crate) disks: SimDisks,
+    pub(crate) driver_owners: DriverOwners,
     pub(crate) trace_hash: u64,
 }
 
@@ -26,7 +28,7 @@ impl SimState {
 
     /// Applies a network or disk event. Returns a callback to the caller, which runs it with nothing borrowed.
     pub(crate) fn apply_event(&mut self, event: SimEvent) -> Option<Box<dyn FnOnce()>> {
-        let SimState { now, events, network, disks, trace_hash } = self;
+        let SimState { now, events, network, disks, trace_hash, .. } = self;
         let fact = match event {
             SimEvent::Net(event) => network.apply_event(event, *now, events),
             SimEvent::Disk(event) => disks.apply_event(event),
@@ -34,6 +36,13 @@ impl SimState {
         };
         *trace_hash = mix64(*trace_hash ^ fact);
         None
+    }
+
+    /// Moves the reactors whose drivers became ready since the last call to the end of `out`, with repetitions.
+    pub(crate) fn take_ready_reactors(&mut self, out: &mut Vec<u32>) {
+        let SimState { network, disks, driver_owners, .. } = self;
+        let ready = network.ready_drivers.drain(..).chain(disks.ready_drivers.drain(..));
+        out.extend(ready.filter_map(|driver| driver_owners.owner(driver)));
     }
 }
 

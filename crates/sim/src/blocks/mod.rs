@@ -56,7 +56,8 @@ pub fn run_scenario(plan: &BlockScenarioPlan) -> Result<ScenarioStats, String> {
         plan.iteration_cost,
         plan.link,
         &plan.hosts,
-        |sim, faults| BlockNodeUnderTest::new(sim, plan, faults),
+        1,
+        |sim, faults| BlockNodeUnderTest::new(sim, plan, faults[0].clone()),
         |faults| BlockWorkload {
             histories: plan.disks.iter().enumerate().map(history).collect(),
             disks: plan.disks.clone(),
@@ -65,7 +66,7 @@ pub fn run_scenario(plan: &BlockScenarioPlan) -> Result<ScenarioStats, String> {
             bytes_max: u64::from(plan.node.value_bytes_max),
             progress: LoadProgress::default(),
             rejected_commands: 0,
-            faults,
+            faults: faults[0].clone(),
             has_operator: plan.operator_interval.is_some(),
             must_not_time_out: !plan.may_time_out(),
         },
@@ -110,7 +111,7 @@ impl ScenarioRunner for BlockRunner<'_> {
         self.restore_defaults()
     }
 
-    fn stop(&mut self, failure: HostFailure) {
+    fn stop(&mut self, _node: usize, failure: HostFailure) {
         let mut workload = self.simulation.workload.borrow_mut();
         workload.histories.iter_mut().for_each(|history| history.node_is_up = false);
         workload.served_as.fill(None);
@@ -118,7 +119,7 @@ impl ScenarioRunner for BlockRunner<'_> {
         self.simulation.node.sim_node.stop(failure);
     }
 
-    fn crash(&mut self, failure: HostFailure) {
+    fn crash(&mut self, node: usize, failure: HostFailure) {
         let failure = match failure {
             HostFailure::PowerLoss(model) => HostFailure::PowerLoss(self.plan.crash_model(model)),
             HostFailure::ProcessKilled => failure,
@@ -126,7 +127,7 @@ impl ScenarioRunner for BlockRunner<'_> {
         self.may_lose_unflushed |=
             matches!(failure, HostFailure::PowerLoss(model) if model != CrashModel::KeepAll);
         self.simulation.stats.crashes += 1;
-        self.stop(failure);
+        self.stop(node, failure);
     }
 
     /// Applies the operator's next change if it is due.

@@ -8,7 +8,7 @@
 
 use super::scenario::{BlockScenarioPlan, DiskPlan};
 use crate::faulty_disk::DiskFaults;
-use crate::sim_node::{SimDevice, SimNode};
+use crate::sim_node::{NodesUnderTest, SimDevice, SimNode};
 use octokv_base::NamespaceId;
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
@@ -27,9 +27,9 @@ pub struct BlockNodeUnderTest {
     disks: Vec<(SimDiskId, DiskPlan)>,
 }
 
-impl AsRef<SimNode> for BlockNodeUnderTest {
-    fn as_ref(&self) -> &SimNode {
-        &self.sim_node
+impl NodesUnderTest for BlockNodeUnderTest {
+    fn sim_nodes(&self) -> Vec<&SimNode> {
+        vec![&self.sim_node]
     }
 }
 

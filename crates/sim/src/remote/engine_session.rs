@@ -18,15 +18,16 @@ use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
 use octokv_engine::conformance::{record_of, value_of};
-use octokv_engine::hash::{self, HashEngine, OpenConfig, OpenError};
 use octokv_engine::linearizability::{Call, CallResult, Observed};
-use octokv_engine::{DeleteOutcome, Durability, Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{
+    AnyEngine, AnyVolume, DeleteOutcome, Durability, Engine, EngineError, OpenConfig, OpenError, PutMode,
+    PutOutcome, Volume,
+};
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{DeviceHandle, ReactorHandle};
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// State that all engine sessions share with the runner.
 pub struct EngineRunState {
@@ -61,7 +62,7 @@ impl TrackProgress for EngineRunState {
 struct ConnectedEngine {
     remote: RemoteSession<SimSockets>,
     channel: DeviceHandle,
-    engine: Rc<RefCell<Option<Rc<HashEngine>>>>,
+    engine: Rc<RefCell<Option<Rc<AnyEngine>>>>,
 }
 
 /// One engine session; a reactor drives it.
@@ -105,10 +106,10 @@ impl EngineSession {
 
     /// Runs one reactor iteration. Returns whether any work was done.
     pub fn run_iteration(&mut self, now: Nanos) -> bool {
+        let mut busy = self.handle.begin_iteration(now) > 0;
         if self.shared.borrow().session_ended {
             return false;
         }
-        let mut busy = self.handle.begin_iteration(now) > 0;
         busy |= self.connect(now);
         let Some(connected) = &self.connected else {
             let wake = self.session.as_ref().map_or(Nanos::NEVER, Session::next_deadline);
@@ -161,20 +162,21 @@ impl EngineSession {
     fn open(&mut self, remote: RemoteSession<SimSockets>) {
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
-        let engine: Rc<RefCell<Option<Rc<HashEngine>>>> = Rc::default();
+        let engine: Rc<RefCell<Option<Rc<AnyEngine>>>> = Rc::default();
         let (shared, opened) = (Rc::clone(&self.shared), Rc::clone(&engine));
         let (format, handle) = (self.plan.format_config(), self.handle.clone());
         let pool = BufferPool::new(self.plan.node.pool_bytes);
         self.connected = Some(ConnectedEngine { remote, channel, engine });
         self.handle.spawn(async move {
             let open = async {
+                let devices = [device];
                 if !shared.borrow().formatted {
-                    hash::format(&*device, &format).await?;
+                    AnyVolume::format(&devices, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
                 let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
-                let volume = hash::open(&device, &pool, config, &format).await?;
-                Ok(Rc::new(HashEngine::new(Arc::clone(&volume), 0, device, pool)))
+                let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
+                Ok(Rc::new(volume.engine(0, &devices, pool)))
             };
             match open.await {
                 Ok(engine) => {
@@ -239,7 +241,7 @@ impl EngineSession {
                 (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
             running.set(1);
             self.handle.spawn(async move {
-                let closed = engine.checkpoint(true).await;
+                let closed = engine.close().await;
                 shared.borrow_mut().closed_cleanly = closed.is_ok();
                 running.set(0);
                 must_end.set(true);
@@ -272,7 +274,7 @@ impl Drop for EngineSession {
 
 /// Runs one engine operation and records its result.
 async fn run_call(
-    engine: &HashEngine,
+    engine: &AnyEngine,
     shared: &RefCell<EngineRunState>,
     must_end: &Cell<bool>,
     kind: usize,
@@ -287,7 +289,10 @@ async fn run_call(
             let operation = shared.borrow_mut().history.next_operation(bytes as u32);
             let value = value_of(&key, operation, bytes);
             let id = begin(Call::Put { operation, bytes: bytes as u32, mode });
-            let outcome = match engine.put(&key, mode, record_of(&key, &value), bytes).await {
+            let outcome = match engine
+                .put(&key, mode, record_of(engine.record_layout(), &key, &value), bytes)
+                .await
+            {
                 Ok(PutOutcome::Stored) => Ok(Some(CallResult::Acknowledged)),
                 Ok(PutOutcome::Exists | PutOutcome::NotFound) => Ok(Some(CallResult::ConditionFailed)),
                 Ok(PutOutcome::Full) => Ok(None),

@@ -24,8 +24,8 @@ use crate::scenario::Scenario;
 use crate::stats::ScenarioStats;
 use engine_session::{EngineRunState, EngineSession};
 use octokv_base::{Key, NamespaceId, Nanos};
+use octokv_engine::OpenError;
 use octokv_engine::conformance::key_of;
-use octokv_engine::hash::OpenError;
 use octokv_engine::linearizability::KeyState;
 use octokv_runtime::simulated::{HostFailure, SimReactorId};
 use scenario::RemoteScenarioPlan;
@@ -58,7 +58,8 @@ pub fn run_scenario(plan: &RemoteScenarioPlan) -> Result<ScenarioStats, String> 
         plan.iteration_cost,
         plan.link,
         &[plan.host],
-        |sim, faults| BlockNodeUnderTest::new(sim, &plan.block_plan(), faults),
+        1,
+        |sim, faults| BlockNodeUnderTest::new(sim, &plan.block_plan(), faults[0].clone()),
         |_| EngineRunState {
             history: History::new((0..plan.load.keys).map(key_of).collect::<Vec<Key>>()),
             progress: LoadProgress::default(),
@@ -106,7 +107,7 @@ impl ScenarioRunner for RemoteRunner<'_> {
         Ok(())
     }
 
-    fn stop(&mut self, failure: HostFailure) {
+    fn stop(&mut self, _node: usize, failure: HostFailure) {
         self.simulation.node.sim_node.stop(failure);
     }
 
@@ -167,6 +168,7 @@ impl RemoteRunner<'_> {
             let mut shared = workload.borrow_mut();
             (shared.session_ended, shared.closed_cleanly, shared.may_submit, shared.open_result) =
                 (false, false, false, None);
+            shared.progress.add_client(handle.core_waker());
         }
         let random = random.fork();
         let mut session = EngineSession::new(sim, client, node, self.plan, random, handle.clone(), workload);
@@ -246,6 +248,7 @@ impl RemoteRunner<'_> {
         }
         history.next_segment(states);
         (history.node_is_up, shared.may_submit) = (true, true);
+        shared.progress.notify_clients();
         self.failed_sessions = 0;
         Ok(())
     }

@@ -7,7 +7,7 @@ use crate::scenario::{
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
-use octokv_engine::hash::FormatConfig;
+use octokv_engine::{EngineKind, FormatConfig};
 use octokv_runtime::simulated::{SimDiskConfig, SimLinkConfig};
 
 /// Plan of one simulation with a client-side engine.
@@ -72,7 +72,8 @@ impl RemoteScenarioPlan {
     /// Format of the volume.
     pub fn format_config(&self) -> FormatConfig {
         FormatConfig {
-            unit_bytes: self.node.unit_bytes,
+            engine: EngineKind::default(),
+            unit_bytes: Some(self.node.unit_bytes),
             hash: self.node.hash,
             bitmap_partitions_log2: self.node.partitions_log2,
             value_bytes_max: self.node.value_bytes_max,

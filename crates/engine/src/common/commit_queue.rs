@@ -13,7 +13,7 @@
 //! The queue holds one change per writer, each a task that holds its key's lock.
 
 use super::allocator::Extent;
-use super::journal::{self, BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, BatchHeader, JournalEntry, batch_units_max};
+use super::journal::{self, BATCH_HEADER_BYTES, BatchHeader, JournalEntry, batch_units_max};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_base::Buffer;
@@ -25,7 +25,7 @@ use std::task::{Context, Poll, Waker};
 
 /// Batches in flight at once. More of them shorten the wait of a put for the preceding batch; each flush is then shared
 /// by fewer puts.
-pub(super) const LEADERS_MAX: usize = 3;
+pub const LEADERS_MAX: usize = 3;
 
 /// A position in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,15 +58,15 @@ pub struct JournalConfig {
 }
 
 /// The queued changes and the state of the journal, shared by all cores.
-pub struct CommitQueue {
-    state: Mutex<CommitState>,
+pub struct CommitQueue<E: JournalEntry> {
+    state: Mutex<CommitState<E>>,
     failed: AtomicBool,
     config: JournalConfig,
 }
 
-struct CommitState {
+struct CommitState<E: JournalEntry> {
     /// The changes of the batches in flight, then the unclaimed ones.
-    queue: VecDeque<QueuedChange>,
+    queue: VecDeque<QueuedChange<E>>,
     /// The number of changes in batches in flight: the front of the queue.
     claimed: usize,
     /// The number of changes committed since the opening: the ticket of the queue's front.
@@ -94,54 +94,38 @@ struct CommitState {
     /// The maintenance task, asleep until there are changes to mark.
     maintainer: Option<Waker>,
     /// One for each leader that may start.
-    free_buffers: Vec<BatchBuffers>,
+    free_buffers: Vec<BatchBuffers<E>>,
 }
 
-struct QueuedChange {
-    entry: JournalEntry,
-    record_state: RecordState,
+struct QueuedChange<E: JournalEntry> {
+    entry: E,
+    record_state: RecordState<E::Outcome>,
     waker: Option<Waker>,
 }
 
 /// The state of the write of a change's record.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum RecordState {
+pub enum RecordState<O> {
+    /// The device has not completed it.
     InFlight,
-    /// The device has completed it.
-    Written(WriteOutcome),
+    /// The device has completed it, and this is what it told about the change.
+    Written(O),
+    /// It failed: the change is cancelled.
     Failed,
 }
 
-impl RecordState {
-    pub(super) fn from_result(outcome: &Result<WriteOutcome, EngineError>) -> RecordState {
+impl<O: Copy> RecordState<O> {
+    /// The state after the write.
+    pub fn from_result(outcome: &Result<O, EngineError>) -> RecordState<O> {
         outcome.map_or(RecordState::Failed, RecordState::Written)
     }
 
     /// `entry`, amended or cancelled by the result of the record's write.
-    pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
+    fn amended<E: JournalEntry<Outcome = O>>(self, entry: E) -> E {
         match self {
             RecordState::InFlight => entry,
-            RecordState::Written(outcome) => outcome.amended(entry),
+            RecordState::Written(outcome) => entry.amended(outcome),
             RecordState::Failed => entry.cancelled(),
-        }
-    }
-}
-
-/// Whether a change's predecessor was confirmed beside the write of its record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WriteOutcome {
-    /// The predecessor, if any, is the key's.
-    Confirmed,
-    /// The predecessor is another key's with the same tag: the change replaces nothing.
-    OtherKey,
-}
-
-impl WriteOutcome {
-    /// `entry`, without its predecessor if that is another key's.
-    pub(super) fn amended(self, entry: JournalEntry) -> JournalEntry {
-        match self {
-            WriteOutcome::Confirmed => entry,
-            WriteOutcome::OtherKey => JournalEntry { old_location: 0, ..entry },
         }
     }
 }
@@ -156,65 +140,74 @@ struct InFlightBatch {
     leader: Option<Waker>,
 }
 
-pub(super) struct BatchBuffers {
-    pub(super) entries: Vec<JournalEntry>,
-    pub(super) freed: Vec<Extent>,
+/// The memory of a batch, used again for another.
+pub struct BatchBuffers<E> {
+    /// Its entries.
+    pub entries: Vec<E>,
+    /// The space that they free.
+    pub freed: Vec<Extent>,
     wakers: Vec<Waker>,
-    pub(super) copies: [Buffer; 2],
+    /// Its bytes, for each copy.
+    pub copies: [Buffer; 2],
 }
 
-impl BatchBuffers {
-    fn new() -> BatchBuffers {
-        let copy = || Buffer::zeroed(BATCH_BYTES_MAX.next_multiple_of(4096));
+impl<E: JournalEntry> BatchBuffers<E> {
+    fn new() -> BatchBuffers<E> {
+        let copy = || Buffer::zeroed(E::BATCH_BYTES_MAX.next_multiple_of(4096));
         BatchBuffers {
-            entries: Vec::with_capacity(BATCH_ENTRIES_MAX),
-            freed: Vec::with_capacity(BATCH_ENTRIES_MAX),
-            wakers: Vec::with_capacity(BATCH_ENTRIES_MAX + 2),
+            entries: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
+            freed: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
+            wakers: Vec::with_capacity(E::BATCH_ENTRIES_MAX + 2),
             copies: [copy(), copy()],
         }
     }
 }
 
 /// The next action of a waiter.
-pub(super) enum WaiterAction {
+pub enum WaiterAction {
+    /// It writes the next batch.
     Lead,
+    /// Its change is committed, or writing has failed.
     Done(Result<(), EngineError>),
 }
 
 /// The result of claiming a batch.
 // Constructed once per batch and destructured at once.
 #[expect(clippy::large_enum_variant)]
-pub(super) enum BatchClaim {
+pub enum BatchClaim<E> {
     /// The changes, position and header of a batch.
-    Batch(BatchBuffers, JournalPosition, BatchHeader),
+    Batch(BatchBuffers<E>, JournalPosition, BatchHeader),
     /// The ring has no space.
     JournalFull,
     /// Another leader has claimed the leader's own change.
     AlreadyClaimed,
+    /// Writing has failed.
+    ReadOnly,
 }
 
 /// Makes the volume read-only on drop, unless it is disarmed: if a write sequence is dropped or fails half-way, the
 /// contents of the device are unknown until recovery.
-pub(super) struct PoisonGuard<'a>(pub(super) &'a CommitQueue);
+pub struct PoisonGuard<'a, E: JournalEntry>(pub &'a CommitQueue<E>);
 
-impl PoisonGuard<'_> {
+impl<E: JournalEntry> PoisonGuard<'_, E> {
     /// The write sequence is complete.
-    pub(super) fn disarm(self) {
+    pub fn disarm(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for PoisonGuard<'_> {
+impl<E: JournalEntry> Drop for PoisonGuard<'_, E> {
     fn drop(&mut self) {
         self.0.fail();
     }
 }
 
-impl CommitQueue {
-    pub(super) fn new(next: JournalPosition, config: JournalConfig) -> CommitQueue {
+impl<E: JournalEntry> CommitQueue<E> {
+    /// The queue of a journal whose next batch is `next`.
+    pub fn new(next: JournalPosition, config: JournalConfig) -> CommitQueue<E> {
         let durable = next.batch.saturating_sub(1);
         let state = CommitState {
-            queue: VecDeque::with_capacity(BATCH_ENTRIES_MAX),
+            queue: VecDeque::with_capacity(E::BATCH_ENTRIES_MAX),
             claimed: 0,
             committed: 0,
             leaders: 0,
@@ -234,19 +227,31 @@ impl CommitQueue {
     }
 
     fn batch_units_max(&self) -> u32 {
-        batch_units_max(self.config.unit_bytes)
+        batch_units_max::<E>(self.config.unit_bytes)
     }
 
-    pub(super) fn has_failed(&self) -> bool {
+    /// When a batch counts as complete.
+    pub fn durability(&self) -> Durability {
+        self.config.durability
+    }
+
+    /// Bytes per unit of the journal.
+    pub fn unit_bytes(&self) -> u32 {
+        self.config.unit_bytes
+    }
+
+    /// Whether writing has failed.
+    pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn batches_written(&self) -> u64 {
+    /// Batches written since the opening.
+    pub fn batches_written(&self) -> u64 {
         self.state.lock().batches_written
     }
 
     /// The position at which replay must begin for an index image that is written from now on.
-    pub(super) fn replay_from(&self) -> JournalPosition {
+    pub fn replay_from(&self) -> JournalPosition {
         let state = self.state.lock();
         let mut position = state.in_flight.front().map_or(state.next, |batch| batch.position);
         if position.unit + self.batch_units_max() > self.config.ring_units {
@@ -256,18 +261,18 @@ impl CommitQueue {
     }
 
     /// Releases the ring before `position` for reuse.
-    pub(super) fn release_before(&self, position: JournalPosition) {
+    pub fn release_before(&self, position: JournalPosition) {
         self.state.lock().tail_units_used = position.units_used;
     }
 
     /// Whether more than half of the ring is in use.
-    pub(super) fn is_checkpoint_due(&self) -> bool {
+    pub fn is_checkpoint_due(&self) -> bool {
         let state = self.state.lock();
         state.next.units_used - state.tail_units_used > u64::from(self.config.ring_units) / 2
     }
 
     /// Makes the volume read-only and wakes all waiters: the contents of the device are no longer known.
-    pub(super) fn fail(&self) {
+    pub fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
         let mut wakers: Vec<Waker> =
@@ -279,14 +284,14 @@ impl CommitQueue {
     }
 
     /// Queues a change and gives its ticket.
-    pub(super) fn enqueue(&self, entry: JournalEntry, record: RecordState) -> u64 {
+    pub fn enqueue(&self, entry: E, record: RecordState<E::Outcome>) -> u64 {
         let mut state = self.state.lock();
         state.queue.push_back(QueuedChange { entry, record_state: record, waker: None });
         state.committed + state.queue.len() as u64 - 1
     }
 
     /// Notes the result of the write of a change's record.
-    pub(super) fn set_record_state(&self, ticket: u64, record_state: RecordState) {
+    pub fn set_record_state(&self, ticket: u64, record_state: RecordState<E::Outcome>) {
         let mut state = self.state.lock();
         // Its batch waits for this, so it is not committed yet, unless a bug is injected.
         let Some(index) = ticket.checked_sub(state.committed).map(|index| index as usize) else { return };
@@ -309,11 +314,11 @@ impl CommitQueue {
     }
 
     /// Whether a batch of any size fits before the ring's tail.
-    pub(super) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.has_room_after(&self.state.lock())
     }
 
-    fn has_room_after(&self, state: &CommitState) -> bool {
+    fn has_room_after(&self, state: &CommitState<E>) -> bool {
         // A batch, and at worst as many unused units at the end of the ring.
         state.next.units_used + 2 * u64::from(self.batch_units_max()) - state.tail_units_used
             <= u64::from(self.config.ring_units)
@@ -321,8 +326,15 @@ impl CommitQueue {
 
     /// Claims the next batch: its changes, among them `own` unless another leader has claimed it, and its position.
     /// REQUIRES: the caller leads.
-    pub(super) fn claim_batch(&self, own: Option<u64>) -> BatchClaim {
+    ///
+    /// Claims nothing after a failed write. That write may be on the device, but its change is not applied and its key's
+    /// lock is free: a change of the same key queued since then names the same predecessor, and replay would find two
+    /// successors of one record.
+    pub fn claim_batch(&self, own: Option<u64>) -> BatchClaim<E> {
         let mut state = self.state.lock();
+        if self.has_failed() {
+            return BatchClaim::ReadOnly;
+        }
         if own.is_some_and(|ticket| ticket < state.committed + state.claimed as u64) {
             return BatchClaim::AlreadyClaimed;
         }
@@ -332,13 +344,18 @@ impl CommitQueue {
         let mut buffers = state.free_buffers.pop().expect("buffers for each leader");
         buffers.entries.clear();
         buffers.freed.clear();
-        let mut unwritten = 0;
-        for change in state.queue.range(state.claimed..).take(BATCH_ENTRIES_MAX) {
+        let (mut unwritten, mut entries_bytes) = (0, 0);
+        for change in state.queue.range(state.claimed..).take(E::BATCH_ENTRIES_MAX) {
+            entries_bytes += change.entry.encoded_bytes();
+            if E::FIXED_BYTES.is_none() && BATCH_HEADER_BYTES + entries_bytes > E::BATCH_BYTES_MAX {
+                entries_bytes -= change.entry.encoded_bytes();
+                break;
+            }
             unwritten += usize::from(change.record_state == RecordState::InFlight);
-            buffers.entries.push(change.record_state.amended(change.entry));
+            buffers.entries.push(change.record_state.amended(change.entry.clone()));
         }
         let entries = buffers.entries.len();
-        let units = journal::batch_units(entries, self.config.unit_bytes);
+        let units = journal::batch_units(entries_bytes, self.config.unit_bytes);
         if state.next.unit + self.batch_units_max() > self.config.ring_units {
             state.next.units_used += u64::from(self.config.ring_units - state.next.unit);
             state.next.unit = 0;
@@ -377,7 +394,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// [`EngineError::ReadOnly`] if writing has failed.
-    pub(super) async fn wait_records(&self, batch: u64) -> Result<(), EngineError> {
+    pub async fn wait_records(&self, batch: u64) -> Result<(), EngineError> {
         self.wait_batch(batch, |_, batch| batch.unwritten_records == 0).await
     }
 
@@ -385,7 +402,7 @@ impl CommitQueue {
     ///
     /// # Errors
     /// [`EngineError::ReadOnly`] if writing has failed.
-    pub(super) async fn wait_predecessors(&self, batch: u64) -> Result<(), EngineError> {
+    pub async fn wait_predecessors(&self, batch: u64) -> Result<(), EngineError> {
         self.wait_batch(batch, |index, _| index == 0).await
     }
 
@@ -411,13 +428,13 @@ impl CommitQueue {
     }
 
     /// Amends entries whose record write failed or whose predecessor is another key's. True if there were any.
-    pub(super) fn amend_entries(&self, batch: u64, entries: &mut [JournalEntry]) -> bool {
+    pub fn amend_entries(&self, batch: u64, entries: &mut [E]) -> bool {
         let state = self.state.lock();
         let before = state.in_flight.iter().take_while(|other| other.position.batch < batch);
         let first = before.map(|other| other.entry_count).sum::<usize>();
         let mut is_changed = false;
         for (change, entry) in state.queue.range(first..).zip(entries) {
-            let amended = change.record_state.amended(*entry);
+            let amended = change.record_state.amended(entry.clone());
             is_changed |= amended != *entry;
             *entry = amended;
         }
@@ -425,14 +442,14 @@ impl CommitQueue {
     }
 
     /// The last applied batch and the space that is pending until it is durable; `None` if it is durable.
-    pub(super) fn take_pending_free(&self) -> Option<(u64, Vec<Extent>)> {
+    pub fn take_pending_free(&self) -> Option<(u64, Vec<Extent>)> {
         let mut state = self.state.lock();
         let last = state.published;
         (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.pending_free)))
     }
 
     /// Adds space to the pending free list, until a flush has made the batch durable that freed it.
-    pub(super) fn defer_free(&self, freed: &[Extent]) {
+    pub fn defer_free(&self, freed: &[Extent]) {
         let mut state = self.state.lock();
         state.pending_free.extend_from_slice(freed);
         assert!(
@@ -444,13 +461,13 @@ impl CommitQueue {
     }
 
     /// Notes that all batches up to `batch` are durable.
-    pub(super) fn note_flushed_through(&self, batch: u64) {
+    pub fn note_flushed_through(&self, batch: u64) {
         let mut state = self.state.lock();
         state.flushed_through = state.flushed_through.max(batch);
     }
 
     /// Completes the first batch in flight, whose changes are in the index, and wakes their writers.
-    pub(super) fn complete_batch(&self, marked_durable: u64, durable: bool, mut buffers: BatchBuffers) {
+    pub fn complete_batch(&self, marked_durable: u64, durable: bool, mut buffers: BatchBuffers<E>) {
         let mut state = self.state.lock();
         let batch = state.in_flight.pop_front().expect("the caller's batch is in flight");
         let (count, number) = (batch.entry_count, batch.position.batch);
@@ -476,7 +493,7 @@ impl CommitQueue {
     }
 
     /// Ends the caller's leadership and wakes the first unclaimed writer, which may lead next.
-    pub(super) fn release_leadership(&self) {
+    pub fn release_leadership(&self) {
         let mut state = self.state.lock();
         state.leaders -= 1;
         let first = state.claimed;
@@ -488,13 +505,13 @@ impl CommitQueue {
     }
 
     /// Whether no change is queued and no batch is in flight, or writing has failed.
-    pub(super) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
         self.has_failed() || (state.leaders == 0 && state.queue.is_empty())
     }
 
     /// The next action of the writer with `ticket`; `Pending` registers its waker.
-    pub(super) fn poll_waiter(&self, ticket: u64, context: &Context<'_>) -> Poll<WaiterAction> {
+    pub fn poll_waiter(&self, ticket: u64, context: &Context<'_>) -> Poll<WaiterAction> {
         let mut state = self.state.lock();
         if state.committed > ticket {
             return Poll::Ready(WaiterAction::Done(Ok(())));
@@ -512,7 +529,7 @@ impl CommitQueue {
     }
 
     /// Waits until there are changes that no batch header marks as durable, or until writing has failed.
-    pub(super) async fn wait_unmarked_changes(&self) {
+    pub async fn wait_unmarked_changes(&self) {
         poll_fn(|context| {
             let mut state = self.state.lock();
             if self.has_failed() || state.last_marked_durable < state.last_change_batch {
@@ -526,7 +543,7 @@ impl CommitQueue {
 
     /// Takes the leadership for a durability marker, if no batch header marks the last changes as durable and the queue is
     /// empty without a leader.
-    pub(super) fn try_lead_for_marker(&self) -> bool {
+    pub fn try_lead_for_marker(&self) -> bool {
         let mut state = self.state.lock();
         let wanted = state.last_marked_durable < state.last_change_batch
             && state.leaders == 0

@@ -7,7 +7,11 @@
 //! Correctness: a reader publishes its epoch before its lookup; space is retired after its entry is out of the index, and
 //! takes its epoch after that. A reader that found the old entry has therefore published an epoch no later than that of
 //! the space. The lock of the index partition orders the two: a reader that locks it after the removal does not find the
-//! entry. Model checked in `tests/loom.rs`.
+//! entry.
+//!
+//! Orderings: that lock and the lock of the queue carry the epochs from a reader that found the entry to the reclaiming
+//! core, so `current` is relaxed. A reader's end has no lock: its release store, read by an acquire load, puts its reads
+//! before the reuse. Model checked in `tests/loom.rs`.
 
 use super::allocator::Extent;
 use crate::bug_injection::{self, InjectedBug};
@@ -52,7 +56,7 @@ impl Epochs {
     /// If more runs are retired than the record area has units.
     pub fn retire(&self, extents: &[Extent]) {
         if !extents.is_empty() {
-            let epoch = self.current.fetch_add(1, Ordering::SeqCst);
+            let epoch = self.current.fetch_add(1, Ordering::Relaxed);
             let mut retired = self.retired.lock();
             retired.extend(extents.iter().map(|&extent| (epoch, extent)));
             assert!(
@@ -70,7 +74,8 @@ impl Epochs {
         if freed.is_empty() {
             return;
         }
-        let oldest = self.oldest.iter().map(|epoch| epoch.0.load(Ordering::SeqCst)).min().unwrap_or(u64::MAX);
+        let oldest =
+            self.oldest.iter().map(|epoch| epoch.0.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
         for _ in 0..limit {
             match freed.front() {
                 Some(&(epoch, extent))
@@ -107,13 +112,13 @@ impl EpochReaders {
 
     /// Enters the current epoch. REQUIRES: the lookup follows.
     pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> EpochGuard<'a> {
-        let epoch = epochs.current.load(Ordering::SeqCst);
+        let epoch = epochs.current.load(Ordering::Relaxed);
         let mut active = self.active.borrow_mut();
         match active.back_mut() {
             Some((last, count)) if *last == epoch => *count += 1,
             _ => {
                 if active.is_empty() {
-                    epochs.oldest[self.core].0.store(epoch, Ordering::SeqCst);
+                    epochs.oldest[self.core].0.store(epoch, Ordering::Release);
                 }
                 active.push_back((epoch, 1));
             }
@@ -134,7 +139,7 @@ impl Drop for EpochGuard<'_> {
         }
         if active.len() != before {
             let oldest = active.front().map_or(u64::MAX, |(epoch, _)| *epoch);
-            self.epochs.oldest[self.readers.core].0.store(oldest, Ordering::SeqCst);
+            self.epochs.oldest[self.readers.core].0.store(oldest, Ordering::Release);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The reports of a verification: record problems, and the findings of the scan of an unrecoverable volume.
 
-use super::error::OpenError;
-use super::superblock::SuperblockError;
+use crate::common::superblock::SuperblockError;
+use crate::open_error::OpenError;
 use octokv_base::Key;
 use octokv_device::DeviceError;
 use std::fmt;

@@ -1,13 +1,13 @@
 //! The errors of formatting, opening and verifying a volume.
 
-use super::superblock::SuperblockError;
 use crate::EngineError;
+use crate::common::superblock::SuperblockError;
 use octokv_device::DeviceError;
 use std::fmt;
 
 /// Why a volume was not formatted, opened or verified. The texts complete "device NAME: …".
 ///
-/// [`open`](super::open()) writes nothing before recovery has read everything, so each of these leaves the device
+/// [`Volume::open`](crate::Volume::open) writes nothing before recovery has read everything, so each of these leaves the device
 /// as it was, except [`OpenError::Device`] and [`OpenError::Engine`], which the writes at the end of recovery can
 /// return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,6 +15,14 @@ pub enum OpenError {
     /// No superblock that this code can use.
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
+    /// The volume cannot be on so many devices.
+    #[error("the engine keeps a volume on {most} device, not on {have}")]
+    DeviceCount {
+        /// The number of devices given.
+        have: usize,
+        /// The largest number that the engine serves.
+        most: usize,
+    },
     /// The device is smaller than the volume, or than any volume can be.
     #[error("it has {have_bytes} bytes, and {need_bytes} are needed")]
     TooSmall {
@@ -53,9 +61,9 @@ pub enum OpenError {
         /// What disagrees.
         mismatch: IndexMismatch,
     },
-    /// The device failed.
+    /// The device failed. The text has the cause, so that it is no source: a printed chain would repeat it.
     #[error("it failed: {0}")]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// No memory is left within the buffer budget.
     #[error("out of buffers")]
     NoMemory,
@@ -65,7 +73,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether the volume is damaged, so that [`verify`](super::verify()) can list its intact structures.
+    /// Whether the volume is damaged, so that [`Volume::verify`](crate::Volume::verify) can list its intact structures.
     pub fn is_damage(&self) -> bool {
         matches!(
             self,
@@ -78,11 +86,17 @@ impl OpenError {
 
 impl OpenError {
     /// Whether structures and records of this format may be on the device, so that a scan for them is worth its time.
-    pub(super) fn may_leave_records(&self) -> bool {
+    pub(crate) fn may_leave_records(&self) -> bool {
         let is_without_superblock =
             matches!(self, OpenError::Superblock(SuperblockError::Blank | SuperblockError::Foreign));
         let is_cut_short = matches!(self, OpenError::TooSmall { .. } | OpenError::Device(_));
         self.is_damage() || is_without_superblock || is_cut_short
+    }
+}
+
+impl From<DeviceError> for OpenError {
+    fn from(error: DeviceError) -> OpenError {
+        OpenError::Device(error)
     }
 }
 
@@ -152,4 +166,23 @@ pub enum IndexMismatch {
         /// How many units the entry names.
         units: u64,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error;
+
+    #[test]
+    fn a_printed_chain_names_each_cause_once() {
+        let device = OpenError::from(DeviceError::Io(5));
+        assert_eq!(device.to_string(), format!("it failed: {}", DeviceError::Io(5)));
+        let place = crate::VolumePlace::default();
+        let engine = EngineError::Device { error: DeviceError::NoSpace, place };
+        let errors =
+            [device, OpenError::from(engine), EngineError::ReadOnly.into(), SuperblockError::Blank.into()];
+        for error in errors {
+            assert!(error.source().is_none(), "{error}, then its source");
+        }
+    }
 }

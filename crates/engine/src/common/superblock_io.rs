@@ -1,23 +1,24 @@
-//! Reads and writes the four superblocks of a device.
+//! Reads and writes the four superblocks of a device, and tells whether it holds a volume.
 
-use super::error::{MetadataStructure, OpenError};
 use super::superblock::{
-    SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock, SuperblockError, UncheckedSuperblock,
+    SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_STRIDE_BYTES, SUPERBLOCKS, Superblock,
+    SuperblockError, SuperblockHeader, UncheckedSuperblock,
 };
+use crate::open_error::{MetadataStructure, OpenError};
 use octokv_base::{Buffer, Lba};
 use octokv_device::{Device, DeviceError};
 
 /// Writes a superblock: first one copy, then, when that is durable, the other.
-pub(super) async fn write_superblock(
-    device: &dyn Device,
-    superblock: &Superblock,
-) -> Result<(), DeviceError> {
+///
+/// # Errors
+/// The device's: either generation may then be found.
+pub async fn write_superblock<S: Superblock>(device: &dyn Device, superblock: &S) -> Result<(), DeviceError> {
     let blocks = SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes);
     for copy in 0..2 {
         let mut buffer = Buffer::zeroed(SUPERBLOCK_STRIDE_BYTES as usize);
         let bytes = superblock.encode();
         buffer[..bytes.len()].copy_from_slice(&bytes);
-        let slot = superblock.generation % 2 + copy * 2;
+        let slot = superblock.header().generation % 2 + copy * 2;
         device.write(Lba(slot * blocks), buffer).await.result?;
         device.flush().await.result?;
     }
@@ -25,11 +26,11 @@ pub(super) async fn write_superblock(
 }
 
 /// The result of reading one of the four superblocks: slot `generation % 2 + copy * 2`.
-pub(super) type SuperblockSlot = Result<Superblock, SlotError>;
+pub type SuperblockSlot<S> = Result<S, SlotError>;
 
 /// Why a slot gives no superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlotError {
+pub enum SlotError {
     /// Its bytes were read and are none that can be used.
     Content(SuperblockError),
     /// The device did not read them.
@@ -50,7 +51,7 @@ impl SlotError {
 }
 
 /// The first block of a superblock slot.
-pub(super) fn slot_lba(device: &dyn Device, slot: u64) -> Lba {
+pub fn slot_lba(device: &dyn Device, slot: u64) -> Lba {
     Lba(slot * SUPERBLOCK_STRIDE_BYTES / u64::from(device.geometry().block_bytes))
 }
 
@@ -58,9 +59,9 @@ pub(super) fn slot_lba(device: &dyn Device, slot: u64) -> Lba {
 ///
 /// # Errors
 /// [`OpenError::TooSmall`] if the device has no place for them.
-pub(super) async fn read_slots(device: &dyn Device) -> Result<Vec<SuperblockSlot>, OpenError> {
+pub async fn read_slots<S: Superblock>(device: &dyn Device) -> Result<Vec<SuperblockSlot<S>>, OpenError> {
     let have_bytes = device.geometry().bytes();
-    let need_bytes = SUPERBLOCKS * SUPERBLOCK_STRIDE_BYTES;
+    let need_bytes = SUPERBLOCK_AREA_BYTES;
     if have_bytes < need_bytes {
         return Err(OpenError::TooSmall { have_bytes, need_bytes });
     }
@@ -77,9 +78,14 @@ pub(super) async fn read_slots(device: &dyn Device) -> Result<Vec<SuperblockSlot
     Ok(slots)
 }
 
+/// The superblocks among the first bytes of a device, slot by slot.
+pub fn check_slots<S: Superblock>(area: &[u8]) -> impl Iterator<Item = SuperblockSlot<S>> {
+    unchecked(area).map(|superblock| superblock.check().map_err(SlotError::Content))
+}
+
 /// The superblock of the highest generation among the intact ones.
-pub(super) fn newest(slots: &[SuperblockSlot]) -> Option<Superblock> {
-    slots.iter().filter_map(|slot| slot.ok()).max_by_key(|superblock| superblock.generation)
+pub fn newest<S: Superblock>(slots: &[SuperblockSlot<S>]) -> Option<S> {
+    slots.iter().filter_map(|slot| slot.ok()).max_by_key(|superblock| superblock.header().generation)
 }
 
 /// Reads the newest superblock and the number of damaged copies.
@@ -88,8 +94,8 @@ pub(super) fn newest(slots: &[SuperblockSlot]) -> Option<Superblock> {
 /// [`OpenError::Superblock`] if no slot is intact, or if one is of another version or engine or has a field value
 /// that this code does not know: that software's state would be lost. [`OpenError::CopiesUnreadable`] if both
 /// copies of one parity of generations are lost, since the newest may have been among them.
-pub(super) async fn read_superblock(device: &dyn Device) -> Result<(Superblock, u64), OpenError> {
-    let slots = read_slots(device).await?;
+pub async fn read_superblock<S: Superblock>(device: &dyn Device) -> Result<(S, u64), OpenError> {
+    let slots = read_slots::<S>(device).await?;
     let errors = || slots.iter().filter_map(|slot| slot.err());
     let contents = || {
         errors().filter_map(|error| match error {
@@ -115,4 +121,57 @@ pub(super) async fn read_superblock(device: &dyn Device) -> Result<(Superblock, 
         return Err(OpenError::CopiesUnreadable { structure: MetadataStructure::Superblock, lbas });
     }
     Ok((newest, (0..SUPERBLOCKS as usize).filter(|&slot| is_damaged(slot)).count() as u64))
+}
+
+/// Reads the superblocks' area, or what the device has of it.
+async fn read_area(device: &dyn Device) -> Result<Buffer, DeviceError> {
+    let bytes = SUPERBLOCK_AREA_BYTES.min(device.geometry().bytes()) as usize;
+    device.read(Lba(0), Buffer::zeroed(bytes)).await.into_read()
+}
+
+/// Whether the place of the superblocks is all zeros.
+///
+/// # Errors
+/// The device's.
+pub async fn is_blank(device: &dyn Device) -> Result<bool, DeviceError> {
+    Ok(read_area(device).await?.iter().all(|&byte| byte == 0))
+}
+
+/// The newest intact superblock of any engine among the first bytes of a device.
+pub fn newest_header(area: &[u8]) -> Option<SuperblockHeader> {
+    let headers = unchecked(area).filter_map(|superblock| superblock.header().ok());
+    headers.max_by_key(|header| header.generation)
+}
+
+fn unchecked(area: &[u8]) -> impl Iterator<Item = UncheckedSuperblock<'_>> {
+    let slots = area.chunks(SUPERBLOCK_STRIDE_BYTES as usize);
+    slots.filter_map(|slot| slot.first_chunk().map(UncheckedSuperblock))
+}
+
+/// The newest intact superblock of any engine; `None` if there is none.
+///
+/// # Errors
+/// The device's.
+pub async fn read_header(device: &dyn Device) -> Result<Option<SuperblockHeader>, DeviceError> {
+    Ok(newest_header(&read_area(device).await?))
+}
+
+/// Whether the device holds a volume of any engine or version, damaged ones included.
+///
+/// # Errors
+/// The device's.
+pub async fn holds_volume(device: &dyn Device) -> Result<bool, DeviceError> {
+    let area = read_area(device).await?;
+    let is_none = |error| matches!(error, SuperblockError::Foreign | SuperblockError::Blank);
+    Ok(unchecked(&area).any(|superblock| !superblock.header().is_err_and(is_none)))
+}
+
+/// Zeroes the superblocks, and makes that durable: what remains is not mistaken for a volume.
+///
+/// # Errors
+/// The device's.
+pub async fn erase_superblocks(device: &dyn Device) -> Result<(), DeviceError> {
+    let bytes = SUPERBLOCK_AREA_BYTES.min(device.geometry().bytes()) as usize;
+    device.write(Lba(0), Buffer::zeroed(bytes)).await.result?;
+    device.flush().await.result
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 const RING_UNITS: u32 = 496;
 
-fn queue_with(durability: Durability, record_units: u64) -> CommitQueue {
+fn queue_with(durability: Durability, record_units: u64) -> CommitQueue<Change> {
     let config = JournalConfig {
         ring_units: RING_UNITS,
         unit_bytes: 512,
@@ -19,19 +19,36 @@ fn queue_with(durability: Durability, record_units: u64) -> CommitQueue {
     CommitQueue::new(JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() }, config)
 }
 
-fn entry(number: u64) -> JournalEntry {
-    JournalEntry {
-        hash: u128::from(number),
-        new_location: number,
-        old_location: 0,
-        sequence: number,
-        units: 1,
+/// A change of 48 bytes with a number.
+#[derive(Clone, Debug, PartialEq)]
+struct Change(u64);
+
+impl JournalEntry for Change {
+    type Outcome = ();
+    const FIXED_BYTES: Option<usize> = Some(48);
+    const BATCH_ENTRIES_MAX: usize = 660;
+    const BATCH_BYTES_MAX: usize = BATCH_HEADER_BYTES + 660 * 48;
+
+    fn encoded_bytes(&self) -> usize {
+        48
+    }
+    fn encode(&self, bytes: &mut [u8]) {
+        bytes[..8].copy_from_slice(&self.0.to_le_bytes());
+    }
+    fn decode(bytes: &[u8]) -> Option<(Change, usize)> {
+        Some((Change(u64::from_le_bytes(*bytes.first_chunk()?)), 48))
+    }
+    fn amended(self, (): ()) -> Change {
+        self
+    }
+    fn cancelled(self) -> Change {
+        Change(0)
     }
 }
 
-fn enqueue_written(commits: &CommitQueue, changes: u64) {
+fn enqueue_written(commits: &CommitQueue<Change>, changes: u64) {
     (0..changes).for_each(|i| {
-        commits.enqueue(entry(i + 1), RecordState::Written(WriteOutcome::Confirmed));
+        commits.enqueue(Change(i + 1), RecordState::Written(()));
     });
 }
 
@@ -44,19 +61,19 @@ fn more_pending_runs_than_units_is_a_bug() {
 #[test]
 fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
     let (commits, mut random) = (queue_with(Durability::PowerSafe, 1_000), Prng::new(1));
-    let most = batch_units_max(512);
+    let most = batch_units_max::<Change>(512);
     // The units of the batches that replay needs.
     let mut needed: Vec<Range<u32>> = Vec::new();
     let mut want = JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() };
     let (mut tail, mut full) = (0, 0);
     for _ in 0..20_000 {
-        let changes = random.below(BATCH_ENTRIES_MAX as u64 + 1);
+        let changes = random.below(Change::BATCH_ENTRIES_MAX as u64 + 1);
         enqueue_written(&commits, changes);
         let replay_from = commits.replay_from();
         assert_eq!(replay_from.units_used, want.units_used);
         let (buffers, at, header) = match commits.claim_batch(None) {
             BatchClaim::Batch(buffers, at, header) => (buffers, at, header),
-            BatchClaim::AlreadyClaimed => unreachable!("no change of its own"),
+            BatchClaim::AlreadyClaimed | BatchClaim::ReadOnly => unreachable!("no own change, no failure"),
             BatchClaim::JournalFull => {
                 full += 1;
                 let used = replay_from.units_used - tail;
@@ -70,7 +87,7 @@ fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
                 (buffers, at, header)
             }
         };
-        let units = at.unit..at.unit + batch_units(changes as usize, 512);
+        let units = at.unit..at.unit + batch_units(changes as usize * 48, 512);
         if want.unit + most > RING_UNITS {
             want.units_used += u64::from(RING_UNITS - want.unit);
             want.unit = 0;
@@ -151,4 +168,65 @@ fn a_durability_marker_is_written_once_after_a_change_and_never_beside_a_writer(
     commits.release_leadership();
     assert!(!commits.try_lead_for_marker(), "it is written");
     assert!(commits.is_idle());
+}
+
+#[test]
+fn nothing_is_claimed_after_a_failed_write() {
+    let commits = queue_with(Durability::PowerSafe, 1_000);
+    enqueue_written(&commits, 1);
+    commits.fail();
+    assert!(matches!(commits.claim_batch(Some(0)), BatchClaim::ReadOnly));
+    assert_eq!(commits.replay_from().batch, 1);
+}
+
+/// A change whose length is its number.
+#[derive(Clone, Debug, PartialEq)]
+struct Long(usize);
+
+impl JournalEntry for Long {
+    type Outcome = ();
+    const FIXED_BYTES: Option<usize> = None;
+    const BATCH_ENTRIES_MAX: usize = 100;
+    const BATCH_BYTES_MAX: usize = BATCH_HEADER_BYTES + 10_000;
+
+    fn encoded_bytes(&self) -> usize {
+        self.0
+    }
+    fn encode(&self, bytes: &mut [u8]) {
+        bytes.fill(1);
+    }
+    fn decode(bytes: &[u8]) -> Option<(Long, usize)> {
+        Some((Long(bytes.len()), bytes.len()))
+    }
+    fn amended(self, (): ()) -> Long {
+        self
+    }
+    fn cancelled(self) -> Long {
+        self
+    }
+}
+
+#[test]
+fn a_batch_takes_the_changes_that_fit_it_in_their_order() {
+    let config = JournalConfig {
+        ring_units: RING_UNITS,
+        unit_bytes: 512,
+        volume_id: 1,
+        incarnation: 1,
+        durability: Durability::PowerSafe,
+        record_units: 1_000,
+    };
+    let start = JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() };
+    let commits = CommitQueue::<Long>::new(start, config);
+    for bytes in [4_000, 6_000, 10_000, 1, 9_999, 1] {
+        commits.enqueue(Long(bytes), RecordState::Written(()));
+    }
+    let mut unit = 0;
+    for want in [vec![4_000, 6_000], vec![10_000], vec![1, 9_999], vec![1]] {
+        let BatchClaim::Batch(buffers, at, header) = commits.claim_batch(None) else { panic!("no batch") };
+        let found: Vec<usize> = buffers.entries.iter().map(|entry| entry.0).collect();
+        assert_eq!((found, at.unit), (want.clone(), unit), "batch {}", header.batch);
+        unit += batch_units(want.iter().sum(), 512);
+        commits.complete_batch(0, true, buffers);
+    }
 }

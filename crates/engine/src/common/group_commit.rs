@@ -1,0 +1,287 @@
+//! Group commit: concurrent writes share journal batches and flushes.
+//!
+//! In: one change per put or delete, whose record write may still be in flight. Out: journal batches, flushes, applied
+//! changes, freed space. The state in between is in [`super::commit_queue`]; what an engine adds is [`GroupCommit`].
+//!
+//! ```text
+//!   changes queue ──▶ one writer leads: claims up to a batch, writes both copies while the records are written,
+//!        ▲            flushes, and in the order of the batches applies the changes and wakes the writers ──┐
+//!        └────────── the next writer leads the next batch ◀───────────────────────────────────────────────┘
+//! ```
+//! Invariants: at most [`LEADERS_MAX`](super::commit_queue::LEADERS_MAX) batches are in flight, and no change is in two of
+//! them; batches are numbered without gaps; a batch is flushed after its copies and all records that it names are
+//! written; changes are applied and acknowledged in the order of the journal, after their batch and all preceding ones
+//! are durable; after a failed journal write no change is acknowledged and no further batch is claimed until the next
+//! opening, since that batch may or may not be on the device.
+//!
+//! A crash may thus leave a batch without its records, or without the preceding batch; neither was acknowledged. Replay
+//! verifies the records of each batch that no later one marks as durable. Before the flush, a
+//! change whose record write failed is cancelled, and one whose predecessor is another key's record is amended: the
+//! predecessor comes from the index and is read and compared beside the writes.
+
+use super::allocator::Extent;
+use super::commit_queue::{
+    BatchBuffers, BatchClaim, CommitQueue, JournalPosition, PoisonGuard, RecordState, WaiterAction,
+};
+use super::epoch::Epochs;
+use super::journal::{self, BatchHeader, JournalEntry};
+use super::key_locks::{KeyGuard, KeyLocks};
+use crate::bug_injection::{self, InjectedBug};
+use crate::{Durability, EngineError};
+use octokv_base::{Buffer, Lba};
+use octokv_device::Device;
+use std::cell::Cell;
+use std::future::{Future, Ready, poll_fn};
+use std::pin::{Pin, pin};
+
+/// Attempts to write a checkpoint for which a batch waits.
+const CHECKPOINT_ATTEMPTS: u32 = 3;
+/// The longest record, in bytes, that is written beside its batch: a longer one would delay the other changes.
+const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
+/// The key of the checkpoint lock in [`GroupCommit::maintenance_locks`].
+const CHECKPOINT_LOCK: u128 = 0;
+/// The key of the deferred flush lock in [`GroupCommit::maintenance_locks`].
+const FLUSH_LOCK: u128 = 1;
+
+/// One core's handle on an engine whose changes are committed in groups.
+pub trait GroupCommit {
+    /// A change.
+    type Entry: JournalEntry;
+
+    /// The changes of all cores.
+    fn commits(&self) -> &CommitQueue<Self::Entry>;
+    /// The device of journal and records.
+    fn device(&self) -> &dyn Device;
+    /// The block of a unit of a copy (0, 1) of the journal.
+    fn journal_lba(&self, copy: u64, unit: u32) -> Lba;
+    /// Applies a durable change, and gives the space that it frees. Changes come in the order of their numbers.
+    fn apply(&self, entry: &Self::Entry, number: u64) -> Option<Extent>;
+    /// Where freed space waits for its readers.
+    fn epochs(&self) -> &Epochs;
+    /// Locks of this module: one serializes checkpoints, one deferred flushes.
+    fn maintenance_locks(&self) -> &KeyLocks;
+    /// Writes a checkpoint, and releases the journal before it. REQUIRES: no other is being written.
+    fn write_checkpoint(&self) -> impl Future<Output = Result<(), EngineError>>;
+}
+
+/// Locks out other checkpoints until the guard is dropped.
+pub async fn lock_checkpoint<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
+    engine.maintenance_locks().lock(CHECKPOINT_LOCK).await
+}
+
+/// Writes a checkpoint if `needed` still holds when no other is being written.
+///
+/// # Errors
+/// Those of [`GroupCommit::write_checkpoint`].
+pub async fn checkpoint_if<E: GroupCommit>(engine: &E, needed: impl Fn() -> bool) -> Result<(), EngineError> {
+    let _guard = lock_checkpoint(engine).await;
+    match needed() {
+        true => engine.write_checkpoint().await,
+        false => Ok(()),
+    }
+}
+
+/// Flushes the device. A failure makes the volume read-only: the kernel reports lost writes only once, and not which
+/// writes they were.
+///
+/// # Errors
+/// The device's.
+pub async fn flush_device<E: GroupCommit>(engine: &E) -> Result<(), EngineError> {
+    let flushed = engine.device().flush().await.result;
+    if flushed.is_err() {
+        engine.commits().fail();
+    }
+    Ok(flushed?)
+}
+
+/// Makes one change durable and applies it, beside `record_write`, the write of its record. REQUIRES: the caller
+/// holds the key's lock.
+///
+/// The inner result is that of the record's write: if it failed, nothing has changed, and the caller releases the
+/// record's space.
+///
+/// # Errors
+/// A failed journal write, which makes the volume read-only.
+pub async fn commit<E: GroupCommit, R>(
+    engine: &E,
+    entry: E::Entry,
+    record_bytes: usize,
+    record_write: R,
+) -> Result<Result<(), EngineError>, EngineError>
+where
+    R: Future<Output = Result<<E::Entry as JournalEntry>::Outcome, EngineError>>,
+{
+    let commits = engine.commits();
+    let mut record_write = pin!(record_write);
+    let is_long = record_bytes > CONCURRENT_RECORD_BYTES_MAX;
+    let mut record_state = RecordState::InFlight;
+    if is_long {
+        match record_write.as_mut().await {
+            Ok(outcome) => record_state = RecordState::Written(outcome),
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    let ticket = commits.enqueue(entry, record_state);
+    let commit_guard = PoisonGuard(commits);
+    let result = Cell::new(Ok(()));
+    let mut record_done = pin!((!is_long).then_some(async {
+        let outcome = record_write.await;
+        commits.set_record_state(ticket, RecordState::from_result(&outcome));
+        result.set(outcome.map(drop));
+    }));
+    loop {
+        let action = poll_fn(|context| {
+            if let Some(pending) = record_done.as_mut().as_pin_mut()
+                && pending.poll(context).is_ready()
+            {
+                record_done.set(None);
+            }
+            commits.poll_waiter(ticket, context)
+        })
+        .await;
+        match action {
+            WaiterAction::Lead => {
+                let leader_guard = PoisonGuard(commits);
+                write_batch(engine, Some(ticket), record_done.as_mut()).await?;
+                leader_guard.disarm();
+                commits.release_leadership();
+            }
+            WaiterAction::Done(Err(error)) => return Err(error),
+            WaiterAction::Done(Ok(())) => break,
+        }
+    }
+    commit_guard.disarm();
+    Ok(result.get())
+}
+
+/// Flushes the changes that were acknowledged without a flush, and retires the space that they freed.
+///
+/// # Errors
+/// A failed flush, which makes the volume read-only.
+pub async fn flush_deferred<E: GroupCommit>(engine: &E) -> Result<(), EngineError> {
+    let commits = engine.commits();
+    // A second caller waits until the first has retired the pending space.
+    let _guard = engine.maintenance_locks().lock(FLUSH_LOCK).await;
+    let Some((batch, freed)) = commits.take_pending_free() else { return Ok(()) };
+    flush_device(engine).await?;
+    commits.note_flushed_through(batch);
+    engine.epochs().retire(&freed);
+    Ok(())
+}
+
+/// Writes a durability marker: an empty batch that marks the last changes as durable. Replay then does not verify
+/// their records, and reports damage to them as corruption instead of as a torn write. [`Engine::maintain`](crate::Engine::maintain) calls
+/// it when idle. Does nothing if a writer leads.
+///
+/// # Errors
+/// A failed journal write, which makes the volume read-only.
+pub async fn write_durability_marker<E: GroupCommit>(engine: &E) -> Result<(), EngineError> {
+    let commits = engine.commits();
+    if !commits.has_failed() && commits.try_lead_for_marker() {
+        let leader_guard = PoisonGuard(commits);
+        write_batch(engine, None, pin!(None::<Ready<()>>)).await?;
+        leader_guard.disarm();
+        commits.release_leadership();
+    }
+    Ok(())
+}
+
+/// Applies the changes of a batch and collects the space that they free.
+fn publish<E: GroupCommit>(engine: &E, buffers: &mut BatchBuffers<E::Entry>, at: JournalPosition) {
+    let numbered = buffers.entries.iter().zip(at.entry..);
+    buffers.freed.extend(numbered.filter_map(|(entry, number)| engine.apply(entry, number)));
+}
+
+/// Writes a checkpoint, or waits for one, until a batch fits in the ring. After a failed attempt the previous
+/// checkpoint remains valid; after [`CHECKPOINT_ATTEMPTS`] failures the volume becomes read-only.
+async fn make_journal_space<E: GroupCommit>(engine: &E) -> Result<(), EngineError> {
+    let commits = engine.commits();
+    let mut attempts_left = CHECKPOINT_ATTEMPTS;
+    while !commits.has_room() {
+        if let Err(error) = checkpoint_if(engine, || !commits.has_room()).await {
+            attempts_left -= 1;
+            if attempts_left == 0 || commits.has_failed() {
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes both copies of a batch.
+async fn write_copies<E: GroupCommit>(
+    engine: &E,
+    buffers: &mut BatchBuffers<E::Entry>,
+    unit: u32,
+    header: &BatchHeader,
+) -> Result<(), EngineError> {
+    let unit_bytes = engine.commits().unit_bytes();
+    let empty = [Buffer::zeroed(0), Buffer::zeroed(0)];
+    let [mut first, mut second] = std::mem::replace(&mut buffers.copies, empty);
+    first.set_len(first.capacity());
+    let units = journal::encode(&mut first, header, &buffers.entries, unit_bytes);
+    let bytes = units as usize * unit_bytes as usize;
+    first.set_len(bytes);
+    second.set_len(bytes);
+    second.copy_from_slice(&first);
+    let write = |copy, buffer| engine.device().write(engine.journal_lba(copy, unit), buffer);
+    let (first, second) = (write(0, first), write(1, second));
+    let (first, second) = (first.await, second.await);
+    first.result.and(second.result)?;
+    // Only a bug of ours loses the buffer of a write.
+    buffers.copies = [first, second].map(|written| written.buffer.expect("a write returns its buffer"));
+    Ok(())
+}
+
+/// Writes, flushes and applies one batch, and wakes its writers. Does nothing if another leader has claimed `own`, the
+/// caller's change, whose record write is `record_done`. REQUIRES: the caller leads.
+async fn write_batch<E: GroupCommit>(
+    engine: &E,
+    own: Option<u64>,
+    mut record_done: Pin<&mut Option<impl Future<Output = ()>>>,
+) -> Result<(), EngineError> {
+    let commits = engine.commits();
+    let (mut buffers, at, header) = loop {
+        match commits.claim_batch(own) {
+            BatchClaim::Batch(scratch, at, header) => break (scratch, at, header),
+            BatchClaim::AlreadyClaimed => return Ok(()),
+            BatchClaim::ReadOnly => return Err(EngineError::ReadOnly),
+            // Boxed because it is rare: it would enlarge every writer's future.
+            BatchClaim::JournalFull => Box::pin(make_journal_space(engine)).await?,
+        }
+    };
+    if bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
+        publish(engine, &mut buffers, at);
+    }
+    write_copies(engine, &mut buffers, at.unit, &header).await?;
+    if let Some(pending) = record_done.as_mut().as_pin_mut() {
+        pending.await;
+        record_done.set(None);
+    }
+    if !bug_injection::is_injected(InjectedBug::SkipRecordWait) {
+        commits.wait_records(at.batch).await?;
+    }
+    let is_amended = commits.amend_entries(at.batch, &mut buffers.entries);
+    if is_amended {
+        write_copies(engine, &mut buffers, at.unit, &header).await?;
+    }
+    let durable = commits.durability() == Durability::PowerSafe;
+    // A put that failed must not reappear after a power loss, and the batch's first version may be on the device.
+    if (durable || is_amended) && !bug_injection::is_injected(InjectedBug::SkipFlush) {
+        engine.device().flush().await.result?;
+    }
+    commits.wait_predecessors(at.batch).await?;
+    if !bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
+        publish(engine, &mut buffers, at);
+    }
+    // After applying: a reader can find a record until its entry is out of the index.
+    if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly) {
+        // The put has released the space already.
+    } else if durable || bug_injection::is_injected(InjectedBug::ReuseSpaceUnflushed) {
+        engine.epochs().retire(&buffers.freed);
+    } else {
+        commits.defer_free(&buffers.freed);
+    }
+    commits.complete_batch(header.flushed_through, durable, buffers);
+    Ok(())
+}

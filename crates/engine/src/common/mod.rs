@@ -1,0 +1,22 @@
+//! What storage engines are made of, whatever their index is.
+//!
+//! # Layout
+//! - [`allocator`]: the free space of a record area, by units.
+//! - [`epoch`]: when space that a reader may still use is free.
+//! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush.
+//!   [`journal_reader`]: their replay.
+//! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
+//! - [`key_locks`]: one writer at a time per key.
+//! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
+
+pub mod allocator;
+pub mod commit_queue;
+pub mod epoch;
+pub mod group_commit;
+pub mod image_stream;
+pub mod journal;
+pub mod journal_reader;
+pub mod key_locks;
+pub mod superblock;
+pub mod superblock_io;
+pub mod unit_reader;

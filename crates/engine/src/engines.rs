@@ -1,0 +1,234 @@
+//! The volumes and handles of all engines.
+//!
+//! In: an [`EngineKind`], from the configuration of a namespace, or the superblock of a device. Out: that engine's volume
+//! and handles, dispatched by `match`. A method of [`AnyEngine`] gives the engine's own future, not one around it, which
+//! would be moved once more on the path of every request.
+
+use crate::common::superblock_io::{newest_header, read_header};
+use crate::hash::{HashEngine, HashVolume};
+use crate::{
+    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, KeySink,
+    KeyStatus, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutOptions, PutOutcome, PutValue,
+    ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
+};
+use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
+use octokv_device::Device;
+use octokv_runtime::ReactorHandle;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// An open volume of any engine.
+#[derive(Clone)]
+pub enum AnyVolume {
+    /// Of the hash engine.
+    Hash(Arc<HashVolume>),
+}
+
+/// One core's handle on a volume of any engine.
+pub enum AnyEngine {
+    /// Of the hash engine.
+    Hash(HashEngine),
+}
+
+/// The engine of the volume on devices; the default if no superblock is intact.
+async fn kind_of(devices: &[Rc<dyn Device>]) -> EngineKind {
+    let Some(device) = devices.first() else { return EngineKind::default() };
+    let header = read_header(&**device).await.ok().flatten();
+    header.and_then(|header| EngineKind::from_number(header.engine)).unwrap_or_default()
+}
+
+impl Volume for AnyVolume {
+    type Engine = AnyEngine;
+
+    const PREFETCH: PrefetchPlan = <Arc<HashVolume> as Volume>::PREFETCH;
+
+    async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
+        match config.engine {
+            EngineKind::Hash => <Arc<HashVolume>>::format(devices, config).await,
+        }
+    }
+
+    async fn open(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        config: OpenConfig,
+        format: &FormatConfig,
+    ) -> Result<AnyVolume, OpenError> {
+        match format.engine {
+            EngineKind::Hash => {
+                <Arc<HashVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Hash)
+            }
+        }
+    }
+
+    /// A device without an intact superblock is scanned for what the hash engine writes, which is the default.
+    async fn verify(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        observer: &mut impl VerifyObserver,
+    ) -> Result<VerifyReport, VerifyFailure> {
+        match kind_of(devices).await {
+            EngineKind::Hash => <Arc<HashVolume>>::verify(devices, pool, observer).await,
+        }
+    }
+
+    fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
+        match EngineKind::from_number(newest_header(format_region)?.engine)? {
+            EngineKind::Hash => <Arc<HashVolume>>::device_layout(format_region),
+        }
+    }
+
+    fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> AnyEngine {
+        match self {
+            AnyVolume::Hash(volume) => AnyEngine::Hash(volume.engine(core, devices, pool)),
+        }
+    }
+
+    fn info(&self) -> VolumeInfo {
+        match self {
+            AnyVolume::Hash(volume) => volume.info(),
+        }
+    }
+
+    fn used_bytes(&self) -> Arc<AtomicU64> {
+        match self {
+            AnyVolume::Hash(volume) => volume.used_bytes(),
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        match self {
+            AnyVolume::Hash(volume) => volume.is_idle(),
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match self {
+            AnyVolume::Hash(volume) => volume.is_read_only(),
+        }
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        match self {
+            AnyVolume::Hash(volume) => volume.statistics(),
+        }
+    }
+}
+
+impl Engine for AnyEngine {
+    fn put_with(
+        &self,
+        key: &Key,
+        value: PutValue,
+        options: PutOptions,
+    ) -> impl Future<Output = Result<PutOutcome, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.put_with(key, value, options),
+        }
+    }
+
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.get(key),
+        }
+    }
+
+    fn get_range(
+        &self,
+        key: &Key,
+        range: ValueRange,
+    ) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.get_range(key, range),
+        }
+    }
+
+    fn delete_with(
+        &self,
+        key: &Key,
+        version: Version,
+    ) -> impl Future<Output = Result<DeleteOutcome, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.delete_with(key, version),
+        }
+    }
+
+    fn status(&self, key: &Key) -> impl Future<Output = Result<Option<KeyStatus>, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.status(key),
+        }
+    }
+
+    fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.list(start, sink),
+        }
+    }
+
+    fn scan(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> impl Future<Output = Result<(), EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.scan(range, since, sink),
+        }
+    }
+
+    fn forget_below(&self, version: Version) -> impl Future<Output = Result<(), EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.forget_below(version),
+        }
+    }
+
+    fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.give_up_space(bytes),
+        }
+    }
+
+    fn flush(&self) -> impl Future<Output = Result<(), EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.flush(),
+        }
+    }
+
+    fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()> {
+        match self {
+            AnyEngine::Hash(engine) => engine.maintain(handle, report),
+        }
+    }
+
+    fn close(&self) -> impl Future<Output = Result<(), EngineError>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.close(),
+        }
+    }
+
+    fn owner_core(&self, key: &Key) -> Option<usize> {
+        match self {
+            AnyEngine::Hash(engine) => engine.owner_core(key),
+        }
+    }
+
+    fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        match self {
+            AnyEngine::Hash(engine) => engine.prefetch(key, stage),
+        }
+    }
+
+    fn record_layout(&self) -> RecordLayout {
+        match self {
+            AnyEngine::Hash(engine) => engine.record_layout(),
+        }
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        match self {
+            AnyEngine::Hash(engine) => engine.statistics(),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Volumes: what an engine keeps on one device or several, from format to close.
+//!
+//! ```text
+//!   format ─▶ open ─▶ a handle for each core ─▶ operations, beside maintain on one core ─▶ close
+//!               └──── verify, while it is not open
+//! ```
+//! In: devices, each core's view of them. Out: an engine's handle for each core. Invariant: a volume is opened only by the
+//! engine that formatted it: each device's superblock names it.
+
+use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
+use crate::{
+    Durability, Engine, EngineKind, EngineStatistics, OpenError, PrefetchStage, VerifyFailure,
+    VerifyObserver, VerifyReport,
+};
+use octokv_base::{BufferPool, RecordLayout};
+use octokv_device::Device;
+use std::future::Future;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The bytes at the start of each device of a volume that a format writes first.
+pub const FORMAT_REGION_BYTES: u64 = SUPERBLOCK_AREA_BYTES;
+
+/// The 128-bit hash function of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HashKind {
+    /// XXH3-128 with the volume's seed: the ring of all volumes.
+    Xxh3 = 0,
+    /// The first 128 bits of SHA-1, as in the OctoKV paper.
+    Sha1 = 1,
+}
+
+/// The configuration of a new volume.
+#[derive(Clone, Copy, Debug)]
+pub struct FormatConfig {
+    /// The engine of the volume, and of the namespace that it is opened for.
+    pub engine: EngineKind,
+    /// The unit in bytes: 512, 1024, 2048 or 4096, and at least the device's block. A record takes whole units. `None`
+    /// selects the smallest whose write needs no read below ([`Device::preferred_write_bytes`]) and that suits the device's
+    /// size and the longest value.
+    pub unit_bytes: Option<u32>,
+    /// The hash function of keys.
+    pub hash: HashKind,
+    /// log2 of the bitmap's partitions (OctoKV's n); fewer on a small device.
+    pub bitmap_partitions_log2: u8,
+    /// The longest value, in bytes.
+    pub value_bytes_max: u32,
+    /// The identifier of the namespace that the volume holds.
+    pub namespace: u32,
+    /// The seed of the volume's random numbers: its id and its hash seed.
+    pub seed: u64,
+}
+
+impl Default for FormatConfig {
+    fn default() -> FormatConfig {
+        FormatConfig {
+            engine: EngineKind::Hash,
+            unit_bytes: None,
+            hash: HashKind::Xxh3,
+            bitmap_partitions_log2: 4,
+            value_bytes_max: 2 << 20,
+            namespace: 1,
+            seed: 0,
+        }
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenConfig {
+    /// When writes are acknowledged.
+    pub durability: Durability,
+    /// The number of cores with a handle.
+    pub cores: usize,
+}
+
+/// What a volume is, from its format on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Its random number.
+    pub id: u64,
+    /// The longest value, in bytes.
+    pub value_bytes_max: usize,
+    /// The space for records, in bytes.
+    pub capacity_bytes: u64,
+    /// Where the buffer of a put has key and value.
+    pub record_layout: RecordLayout,
+}
+
+/// Where a device of a volume has what, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceLayout {
+    /// The granularity of records.
+    pub unit_bytes: u32,
+    /// The records.
+    pub records: Range<u64>,
+    /// The journal's first copy.
+    pub journal: Range<u64>,
+    /// The first copy of each area of index images.
+    pub images: Vec<Range<u64>>,
+}
+
+/// How many requests ahead each stage of an engine is prefetched: their execution time hides one memory access.
+pub type PrefetchPlan = &'static [(usize, PrefetchStage)];
+
+/// An open volume, which all cores of a process share. Clones are the same volume. Its maintenance and its close are
+/// operations of a core's handle: [`Engine::maintain`], [`Engine::close`].
+pub trait Volume: Clone + Send + Sync + 'static {
+    /// One core's handle.
+    type Engine: Engine + 'static;
+
+    /// What a request is worth prefetching for, and how early; each distance at least 1.
+    const PREFETCH: PrefetchPlan;
+
+    /// Creates an empty volume on devices, whose contents are lost. Does nothing to volatile devices.
+    ///
+    /// # Errors
+    /// The configuration does not fit the devices, or a device fails.
+    ///
+    /// # Panics
+    /// If the configuration is invalid for every device.
+    fn format(
+        devices: &[Rc<dyn Device>],
+        config: &FormatConfig,
+    ) -> impl Future<Output = Result<(), OpenError>>;
+    /// Opens the volume on devices, in the order of their indices, after recovery. A volatile device is formatted with
+    /// `format` first. Writes nothing before recovery has read everything.
+    ///
+    /// # Errors
+    /// The devices hold no volume of this engine, or a damaged one, or fail.
+    fn open(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        config: OpenConfig,
+        format: &FormatConfig,
+    ) -> impl Future<Output = Result<Self, OpenError>>;
+    /// Reads and checks everything on devices, and reports to `observer` as it goes on; changes nothing.
+    ///
+    /// # Errors
+    /// Recovery cannot load the volume: why, and the totals of a scan whose findings `observer` received.
+    fn verify(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        observer: &mut impl VerifyObserver,
+    ) -> impl Future<Output = Result<VerifyReport, VerifyFailure>>;
+    /// The layout of a device, from its first [`FORMAT_REGION_BYTES`]; `None` without an intact superblock.
+    fn device_layout(format_region: &[u8]) -> Option<DeviceLayout>;
+
+    /// The handle of core `core`. REQUIRES: `devices` are that core's views of the volume's devices, and no other handle
+    /// of the volume has the same core.
+    fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> Self::Engine;
+    /// What the volume is.
+    fn info(&self) -> VolumeInfo;
+    /// The space in use, in bytes; updated by each operation.
+    fn used_bytes(&self) -> Arc<AtomicU64>;
+    /// Whether nothing is being written. A core must not stop before.
+    fn is_idle(&self) -> bool;
+    /// Whether a write failed, so that nothing is written until the next opening.
+    fn is_read_only(&self) -> bool;
+    /// The current statistics.
+    fn statistics(&self) -> EngineStatistics;
+}

@@ -1,0 +1,140 @@
+//! Accounting of a core: the one place that reads its processor time and writes its metrics.
+//!
+//! In: the ends of stages, with the tenant they belong to. Out: the time they took; the metrics that the monitor sums; the
+//! policy decisions that follow from them. Invariant: every nanosecond of an iteration ends in exactly one stage, and at
+//! most one tenant.
+
+use crate::connection_io::ConnectionIo;
+use crate::core_metrics::MetricsWriter;
+use crate::monitor::{IntervalReport, Monitor, MonitorDuty};
+use octokv_base::Nanos;
+use octokv_runtime::{CpuTime, ReactorHandle, Sockets, Stage};
+use octokv_sched::{CoreId, TenantId};
+use std::sync::Arc;
+
+/// Connections whose network round trip is sampled per interval.
+const RTT_SAMPLES_PER_INTERVAL: usize = 32;
+
+/// Simulated time of a request, under a simulated clock; ignored on a real core.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SimulatedCosts {
+    /// To receive, parse and complete a request, on its connection's core.
+    pub target: Nanos,
+    /// To execute it, on the executing core.
+    pub kv: Nanos,
+    /// To submit and complete its device operations, on the executing core.
+    pub device: Nanos,
+}
+
+/// See the module header.
+pub(super) struct Accounting {
+    handle: ReactorHandle,
+    pub metrics: MetricsWriter,
+    pub monitor: Arc<Monitor>,
+    costs: SimulatedCosts,
+    core: CoreId,
+    /// Number of the last interval applied.
+    pub last_interval: u64,
+    /// Connection from which the next round-trip sample starts.
+    next_rtt_sample: usize,
+    /// When this core must end the current interval, if it must.
+    interval_ends: Nanos,
+}
+
+impl Accounting {
+    /// The accounting of core `core`, whose clock is that of `handle`.
+    pub fn new(
+        core: CoreId,
+        handle: ReactorHandle,
+        monitor: Arc<Monitor>,
+        costs: SimulatedCosts,
+    ) -> Accounting {
+        let metrics = MetricsWriter::new(Arc::clone(monitor.core_metrics()), core, handle.cpu_time());
+        Accounting {
+            handle,
+            metrics,
+            monitor,
+            costs,
+            core,
+            last_interval: 0,
+            next_rtt_sample: 0,
+            interval_ends: Nanos::NEVER,
+        }
+    }
+
+    fn cpu_time(&self) -> &CpuTime {
+        self.handle.cpu_time()
+    }
+
+    /// Begins an iteration. Time since the last one, perhaps asleep, belongs to no tenant.
+    pub fn begin_iteration(&self, now: Nanos) {
+        self.cpu_time().end_stage(Stage::Idle, false);
+        self.cpu_time().begin_iteration();
+        self.metrics.begin_iteration(now);
+    }
+
+    /// Ends a stage that belongs to no tenant, or to one that is charged later, and gives its time.
+    pub fn end_stage(&self, stage: Stage, worked: bool) -> Nanos {
+        self.cpu_time().end_stage(stage, worked)
+    }
+
+    /// Time of the current stage so far.
+    pub fn stage_elapsed(&self) -> Nanos {
+        self.cpu_time().stage_elapsed()
+    }
+
+    /// Time since the iteration began.
+    pub fn iteration_elapsed(&self) -> Nanos {
+        self.cpu_time().iteration_elapsed()
+    }
+
+    /// Ends the stage in which `requests` requests were received and parsed, and gives its time.
+    pub fn end_ingress(&self, requests: usize, worked: bool) -> Nanos {
+        self.cpu_time().advance_simulated(Stage::Target, self.costs.target.times(requests));
+        self.end_stage(Stage::Target, worked)
+    }
+
+    /// Charges a tenant for time.
+    pub fn charge(&self, tenant: TenantId, time: Nanos) {
+        self.metrics.add_cpu_time(tenant, time);
+    }
+
+    /// Checks whether a sampling interval has ended or this core must end it. Gives the report of an interval that was not
+    /// applied yet; `wake` wakes another core that has to end one.
+    pub fn check_interval(&mut self, now: Nanos, wake: impl FnOnce(usize)) -> Option<Arc<IntervalReport>> {
+        self.interval_ends = match self.monitor.poll(self.core.index(), now) {
+            MonitorDuty::Nothing => Nanos::NEVER,
+            MonitorDuty::EndIntervalAt(ends) => ends,
+            MonitorDuty::WakeNext(next) => {
+                wake(next);
+                Nanos::NEVER
+            }
+        };
+        if self.monitor.interval_count() == self.last_interval {
+            return None;
+        }
+        let interval = self.monitor.last_interval()?;
+        self.last_interval = interval.number;
+        Some(interval)
+    }
+
+    /// Samples round trips of some connections for the next decision.
+    #[cold]
+    pub fn sample_round_trips(&mut self, sockets: &impl Sockets, connections: &[Option<ConnectionIo>]) {
+        // One system call each, so only a few per interval.
+        let (count, from) = (connections.len(), self.next_rtt_sample);
+        self.next_rtt_sample = (from + RTT_SAMPLES_PER_INTERVAL).checked_rem(count).unwrap_or(0);
+        for io in connections.iter().cycle().skip(from).take(count.min(RTT_SAMPLES_PER_INTERVAL)).flatten() {
+            if let Some(tenant) = io.tenant
+                && let Some(round_trip) = sockets.round_trip_time(io.socket)
+            {
+                self.metrics.set_round_trip(tenant, round_trip);
+            }
+        }
+    }
+
+    /// When this core must end the current interval, if it must.
+    pub fn next_deadline(&self) -> Nanos {
+        self.interval_ends
+    }
+}

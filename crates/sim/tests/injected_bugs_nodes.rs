@@ -1,0 +1,33 @@
+//! Each bug injected into the client's treatment of time and of lost connections is found with many nodes, within a bounded
+//! number of seeds, like those of the engine (`injected_bugs.rs`).
+
+use octokv_client::bug_injection::{InjectedBug, inject};
+use octokv_sim::nodes_scenario::draw_nodes_plan;
+use octokv_sim::{KvScenarioPlan, run_scenario};
+
+/// The first of these seeds whose plan, after `change`, violates a guarantee, and the violation.
+fn find(bug: InjectedBug, seeds: u64, change: impl Fn(&mut KvScenarioPlan)) -> Option<(u64, String)> {
+    inject(Some(bug));
+    let found = (0..seeds).find_map(|seed| {
+        let mut plan = draw_nodes_plan(seed);
+        change(&mut plan);
+        Some((seed, run_scenario(&plan).err()?))
+    });
+    inject(None);
+    found
+}
+
+#[test]
+fn a_sent_write_that_is_reported_as_not_executed_is_found() {
+    let (seed, message) = find(InjectedBug::ForgetSentWrites, 60, |_| ()).expect("found in 60 seeds");
+    println!("after {} seeds: {}", seed + 1, message.lines().next().unwrap_or_default());
+    assert!(message.contains("not linearizable"), "{message}");
+}
+
+#[test]
+fn a_keep_alive_that_is_late_by_another_clock_is_found_if_clocks_drift_and_not_otherwise() {
+    let (seed, message) = find(InjectedBug::KeepAliveLate, 60, |_| ()).expect("found in 60 seeds");
+    println!("after {} seeds: {}", seed + 1, message.lines().next().unwrap_or_default());
+    assert!(message.contains("a connection was lost without an injected fault"), "{message}");
+    assert_eq!(find(InjectedBug::KeepAliveLate, 20, |plan| plan.clocks.clear()), None);
+}
