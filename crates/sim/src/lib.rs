@@ -15,6 +15,7 @@
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
 //! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
+//! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
 //! - [`power_loss`]: states that a power loss may leave.
@@ -22,6 +23,7 @@
 pub mod blocks;
 pub mod clients;
 mod draw;
+pub mod etcd;
 pub mod fault_injector;
 pub mod faulty_disk;
 pub mod history;

@@ -1,6 +1,11 @@
 //! The simulator's tests: every scenario, and injected bugs that it must find.
 //! One binary: a second one would compile the node's generic code again.
 
+mod etcd_faults;
+mod etcd_json;
+mod etcd_model;
+mod etcd_real;
+mod etcd_script;
 mod injected_bugs;
 mod injected_bugs_blocks;
 mod injected_bugs_nodes;
