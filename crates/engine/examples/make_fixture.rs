@@ -41,7 +41,6 @@ fn main() {
         block_on(put, &mut complete_io).expect("stores");
     }
     block_on(engine.delete(&key_of(3)), &mut complete_io).expect("deletes");
-    block_on(octokv_engine::common::group_commit::write_durability_marker(&engine), &mut complete_io)
-        .expect("marks");
+    block_on(engine.mark_durable(), &mut complete_io).expect("marks");
     std::fs::write(&path, disk.contents()).expect("writes the file");
 }

@@ -32,6 +32,8 @@ pub enum InjectedBug {
     SkipRecordVerification,
     /// A checkpoint claims to include changes made while it was written.
     CheckpointClaimsTooMuch,
+    /// An operation whose future is dropped half done is not continued, and keeps what it holds.
+    LoseAbandoned,
     /// Writers of one key are not serialized.
     SkipKeyLock,
 }

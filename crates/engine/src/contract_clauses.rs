@@ -13,8 +13,10 @@ use crate::{
 };
 use octokv_base::{Buffer, Key, Prng, RingPosition, RingRange, UnixTime, Version};
 use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Waker};
 
 /// A wall clock that a test sets.
 #[derive(Clone, Default)]
@@ -94,6 +96,88 @@ impl<E: Engine> Clauses<'_, E> {
         };
         self.run(self.engine.scan(range, since, &mut sink)).expect("no fault");
         scanned
+    }
+
+    /// A future may be dropped after any poll: its write then happens or not, its key can be written again, and nothing is
+    /// left over. `is_idle` tells when the engine has ended what it continues ([`Engine::run_abandoned`]).
+    ///
+    /// Returns how many futures were dropped half done; 0 if the engine's operations never wait.
+    pub fn dropped_futures(&self, is_idle: impl Fn() -> bool) -> u64 {
+        let mut half_done = 0;
+        let (key, other) = (key_of(1), key_of(2));
+        let mut operation = 0;
+        for kind in 0..6 {
+            for polls in 0.. {
+                let (before, after) = (operation + 1, operation + 2);
+                operation = after;
+                assert_eq!(self.put(&key, before, PutOptions::default()), PutOutcome::Stored);
+                let value = value_of(&key, after, 100);
+                let put = || {
+                    let record = record_of(self.engine.record_layout(), &key, &value);
+                    self.engine.put_with(&key, PutValue::new(record, 100), PutOptions::default())
+                };
+                let engine = self.engine;
+                let (may_write, has_ended) = match kind {
+                    0 => (Some(Some(after)), self.drop_after(polls, put())),
+                    1 => (Some(None), self.drop_after(polls, engine.delete(&key))),
+                    2 => (None, self.drop_after(polls, engine.get(&key))),
+                    3 => (None, self.drop_after(polls, engine.flush())),
+                    4 => {
+                        let mut sink = |_: &[u8]| true;
+                        let start = Key::new(&[]).expect("empty");
+                        (None, self.drop_after(polls, engine.list(&start, &mut sink)))
+                    }
+                    // Two writers of one key: the second waits for its lock.
+                    _ => {
+                        let mut first = Box::pin(put());
+                        let mut second = Box::pin(engine.delete(&key));
+                        let ended =
+                            self.poll_times(first.as_mut(), polls) & self.poll_times(second.as_mut(), polls);
+                        (Some(None), ended)
+                    }
+                };
+                half_done += u64::from(polls > 0 && !has_ended);
+                self.run_abandoned(&is_idle);
+                let found = self.found(&key).map(|(operation, _)| operation);
+                let written =
+                    may_write.is_some_and(|written| found == written || kind > 4 && found == Some(after));
+                assert!(
+                    found == Some(before) && !(has_ended && may_write.is_some()) || written,
+                    "operation {kind} dropped after {polls} polls: found {found:?}, was {before}"
+                );
+                assert_eq!(self.put(&other, after, PutOptions::default()), PutOutcome::Stored);
+                if has_ended {
+                    break;
+                }
+            }
+        }
+        half_done
+    }
+
+    /// Whether a future ended within some polls; between them other things make progress.
+    fn poll_times<T>(&self, mut future: Pin<&mut impl Future<Output = T>>, polls: usize) -> bool {
+        (0..polls).any(|_| {
+            let ended = future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+            (self.idle.borrow_mut())();
+            ended
+        })
+    }
+
+    fn drop_after<T>(&self, polls: usize, future: impl Future<Output = T>) -> bool {
+        self.poll_times(pin!(future), polls)
+    }
+
+    /// Runs what callers dropped to its end.
+    fn run_abandoned(&self, is_idle: impl Fn() -> bool) {
+        let mut abandoned = pin!(self.engine.run_abandoned());
+        for _ in 0..10_000 {
+            assert!(abandoned.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            if is_idle() {
+                return;
+            }
+            (self.idle.borrow_mut())();
+        }
+        panic!("abandoned operations do not end");
     }
 
     /// A write with a version applies only if it is newer; the version is returned; a delete leaves a tombstone.

@@ -202,6 +202,12 @@ impl Engine for AnyEngine {
         }
     }
 
+    fn run_abandoned(&self) -> impl Future<Output = ()> {
+        match self {
+            AnyEngine::Hash(engine) => engine.run_abandoned(),
+        }
+    }
+
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => engine.close(),

@@ -84,8 +84,10 @@ impl<F: FnMut(&ScanEntry<'_>) -> bool> ScanSink for F {
 /// One core's handle on a key-value store.
 ///
 /// Any core may run any operation on any key, unless [`Engine::owner_core`] names one; concurrent operations on one key
-/// are linearizable. REQUIRES: the future of an operation is polled to completion; dropping it earlier leaves the engine
-/// read-only, as a crash would.
+/// are linearizable.
+///
+/// The future of an operation may be dropped at any time: what it holds is released, and its write happens or not, as a whole
+/// ([`Engine::run_abandoned`]). Only [`Engine::maintain`] has to run until the volume is idle.
 ///
 /// Versions: a write with a version applies only if it is newer than the key's version, one without always; the version
 /// of a key never decreases, deletes included, until [`Engine::forget_below`]. Expiry: a key whose time has come is as one
@@ -164,7 +166,13 @@ pub trait Engine {
     /// The volume's work in the background: checkpoints, deferred flushes, compaction. Ends when the volume is read-only or
     /// has no such work. REQUIRES: exactly one core runs it while the volume is open. `report` receives each error.
     fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()>;
-    /// Writes what makes the next opening fast. REQUIRES: no operation follows, on any core.
+    /// Runs the operations whose futures were dropped half done to their end; never ends. Until then they hold what they
+    /// hold, their key's lock for example, and the volume is not idle. REQUIRES: each core runs it on its handle while
+    /// operations may be dropped.
+    fn run_abandoned(&self) -> impl Future<Output = ()> {
+        std::future::pending()
+    }
+    /// Writes what makes the next opening fast. REQUIRES: no operation follows or still runs, on any core ([`Volume::is_idle`]).
     ///
     /// # Errors
     /// Device failures; acknowledged writes are safe nevertheless.

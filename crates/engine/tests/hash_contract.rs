@@ -5,11 +5,12 @@ use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::Capability;
 use octokv_engine::HashKind;
+use octokv_engine::Volume;
 use octokv_engine::conformance::EngineFixture;
 use octokv_engine::contract_clauses::Clauses;
 use octokv_engine::hash::HashEngine;
 use octokv_runtime::block_on;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 fn holds(hash: HashKind, clause: impl Fn(&Clauses<'_, HashEngine>)) {
@@ -32,6 +33,16 @@ fn buffers_ranges_and_scans_hold() {
     holds(HashKind::Xxh3, |clauses| clauses.buffers_and_ranges());
     holds(HashKind::Sha1, |clauses| clauses.buffers_and_ranges());
     holds(HashKind::Xxh3, |clauses| clauses.scans());
+}
+
+#[test]
+fn futures_may_be_dropped_after_any_poll() {
+    let half_done = Cell::new(0);
+    holds(HashKind::Xxh3, |clauses| {
+        half_done.set(clauses.dropped_futures(|| clauses.engine.volume().is_idle()));
+        assert!(!clauses.engine.volume().is_read_only());
+    });
+    assert!(half_done.get() >= 15, "{} futures were dropped half done", half_done.get());
 }
 
 #[test]

@@ -96,7 +96,8 @@ fn each_generation_of_superblocks_has_two_slots_of_its_own() {
 #[test]
 fn format_and_each_opening_leave_an_intact_superblock_in_every_slot() {
     let memory = RamDisk::new(4 << 20, BLOCK_BYTES as u32).unwrap();
-    let traced = TracingMemory { memory: MemoryDevice::new(memory), trace: Rc::default() };
+    let traced =
+        TracingMemory { memory: MemoryDevice::new(memory), is_volatile: false, trace: Rc::default() };
     let device: Rc<dyn Device> = Rc::new(traced);
     let mut fixture = HashFixture::default();
     fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);

@@ -1,6 +1,6 @@
 //! The hash engine under power loss at every write and flush, and under bit flips and misdirected writes.
 
-use crate::common::HashFixture;
+use crate::common::{HashFixture, pool};
 use octokv_base::{Key, Lba, Prng};
 use octokv_device::disk_image::DiskImage;
 use octokv_device::fault_injection::{
@@ -8,7 +8,6 @@ use octokv_device::fault_injection::{
 };
 use octokv_device::power_loss::{DiskHistory, PowerLossDisk, PowerLossMode};
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
-use octokv_engine::common::group_commit::write_durability_marker;
 use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
 use octokv_engine::common::superblock_io::{check_slots, newest};
 use octokv_engine::conformance::{EngineFixture, key_of, operation_of, random_length, record_of, value_of};
@@ -46,9 +45,8 @@ fn suite() -> VolumeSuite<Arc<HashVolume>> {
     suite.background =
         |engine: Rc<HashEngine>| Box::pin(async move { engine.checkpoint(false).await.expect("no fault") });
     // As maintenance does when idle: recovery then distinguishes corruption from torn writes.
-    suite.settle = |engine: Rc<HashEngine>| {
-        Box::pin(async move { write_durability_marker(&*engine).await.expect("marks") })
-    };
+    suite.settle =
+        |engine: Rc<HashEngine>| Box::pin(async move { engine.mark_durable().await.expect("marks") });
     suite
 }
 
@@ -203,7 +201,7 @@ fn store_with_faults(
             stored.insert(key, Some(operation));
         }
     }
-    block_on(write_durability_marker(&engine), &mut complete_io).expect("marks");
+    block_on(engine.mark_durable(), &mut complete_io).expect("marks");
     (disk.contents(), stored)
 }
 
@@ -391,7 +389,7 @@ fn damage_to_any_image_of_a_large_checkpoint_is_repaired_from_its_copy() {
 }
 
 #[test]
-fn an_aborted_checkpoint_makes_the_volume_read_only_and_loses_nothing() {
+fn a_checkpoint_whose_core_ends_makes_the_volume_read_only_and_loses_nothing() {
     let (disk, _) = run_traced(17, 300);
     let (disk, engine) = open(disk.contents()).expect("opens");
     let good = read_all(&disk, &engine);
@@ -403,6 +401,10 @@ fn an_aborted_checkpoint_makes_the_volume_read_only_and_loses_nothing() {
         disk.complete_one(&mut random);
     }
     drop(checkpoint);
+    // Nothing runs it any more.
+    let volume = Arc::clone(engine.volume());
+    drop(engine);
+    let engine = HashEngine::new(volume, 1, Rc::new(disk.clone()), pool());
     let mut complete_io = || {
         disk.complete_one(&mut random);
     };

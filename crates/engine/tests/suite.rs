@@ -4,6 +4,7 @@
 mod common;
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;
+mod hash_abandoned;
 mod hash_conformance;
 mod hash_contract;
 mod hash_corrupt_images;

@@ -1,9 +1,9 @@
 //! The namespaces of one core: attached, served, detached, drained.
 //!
 //! ```text
-//!   attach: a backend of the core's own, on the first core the volume's maintenance task ─▶ served
-//!   detach: backend removed ─▶ draining ─▶ its last request ended ─▶ (first core: the volume is idle,
-//!           maintenance has ended) ─▶ response
+//!   attach: a backend of the core's own, with the volume's background tasks ─▶ served
+//!   detach: backend removed ─▶ draining ─▶ its last request ended, the volume is idle ─▶ background tasks have
+//!           ended ─▶ response
 //! ```
 //! In: a [`CoreNamespace`], from which each core opens the device by [`OpenDevice`], with its driver's queue. Out:
 //! backends in the core's [`NamespaceTable`]; the response to a detach. Invariants: each detach gets one response, after
@@ -19,6 +19,7 @@ use octokv_base::{BufferPool, NamespaceId};
 use octokv_device::Device;
 use octokv_engine::{AnyEngine, AnyVolume, Engine, EngineError, Volume};
 use octokv_runtime::ReactorHandle;
+use std::future::Future;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -75,8 +76,8 @@ pub(crate) struct CoreNamespaces<D> {
 
 struct ServedNamespace<D> {
     namespace: CoreNamespace<D>,
-    /// Cancels the volume's maintenance task; on the first core only.
-    maintenance: Option<Rc<CancelToken>>,
+    /// Cancels the volume's background tasks on this core.
+    background: Vec<Rc<CancelToken>>,
 }
 
 struct DrainingNamespace<D> {
@@ -107,23 +108,28 @@ impl<D: OpenDevice> CoreNamespaces<D> {
         self.served.iter().chain(draining).all(|served| served.namespace.volume.is_idle())
     }
 
-    /// Serves a namespace on this core; the first core also starts the volume's maintenance task.
+    /// Serves a namespace on this core and starts the volume's background tasks; maintenance on the first core only.
     ///
     /// # Errors
     /// The core's queue cannot open the device.
     pub fn attach(&mut self, namespace: CoreNamespace<D>) -> io::Result<()> {
         let backend = self.open_backend(&namespace)?;
-        let mut maintenance = None;
-        if self.core == 0
-            && let NamespaceBackend::Kv(kv_backend) = &backend
-        {
-            let cancel = Rc::new(CancelToken::default());
-            self.handle.spawn(abortable(Rc::clone(&cancel), run_maintenance(Rc::clone(kv_backend))));
-            maintenance = Some(cancel);
+        let mut background = Vec::new();
+        if let NamespaceBackend::Kv(kv_backend) = &backend {
+            background.push(self.spawn_background(run_abandoned(Rc::clone(kv_backend))));
+            if self.core == 0 {
+                background.push(self.spawn_background(run_maintenance(Rc::clone(kv_backend))));
+            }
         }
         self.table.insert(namespace.id, backend);
-        self.served.push(ServedNamespace { namespace, maintenance });
+        self.served.push(ServedNamespace { namespace, background });
         Ok(())
+    }
+
+    fn spawn_background(&self, task: impl Future<Output = ()> + 'static) -> Rc<CancelToken> {
+        let cancel = Rc::new(CancelToken::default());
+        self.handle.spawn(abortable(Rc::clone(&cancel), task));
+        cancel
     }
 
     fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<AnyEngine>> {
@@ -161,9 +167,9 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             if has_requests || !served.namespace.volume.is_idle() {
                 return true;
             }
-            if let Some(maintenance) = served.maintenance.take() {
-                // The task holds a reference to the backend until it is polled once more.
-                maintenance.cancel();
+            if !served.background.is_empty() {
+                // The tasks hold references to the backend until they are polled once more.
+                served.background.drain(..).for_each(|task| task.cancel());
                 return true;
             }
             if let Some(NamespaceBackend::Kv(kv_backend)) = backend.as_deref()
@@ -176,6 +182,11 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             false
         });
     }
+}
+
+/// Operations on a volume that their callers dropped on this core.
+async fn run_abandoned(kv_backend: Rc<KvBackend<AnyEngine>>) {
+    kv_backend.engine.run_abandoned().await;
 }
 
 /// Checkpoints and other background work of a volume, on the first core.

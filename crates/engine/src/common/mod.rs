@@ -1,6 +1,7 @@
 //! What storage engines are made of, whatever their index is.
 //!
 //! # Layout
+//! - [`abandoned`]: operations whose callers dropped them.
 //! - [`allocator`]: the free space of a record area, by units.
 //! - [`epoch`]: when space that a reader may still use is free.
 //! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush.
@@ -9,6 +10,7 @@
 //! - [`key_locks`]: one writer at a time per key.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
 
+pub mod abandoned;
 pub mod allocator;
 pub mod commit_queue;
 pub mod epoch;

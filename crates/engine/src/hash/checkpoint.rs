@@ -13,7 +13,7 @@
 //! the checkpoint's start be overwritten. A crash before the superblock is durable leaves the old checkpoint with its
 //! journal. Tested below and in `tests/hash_power_loss.rs`, maintenance in `tests/hash_maintenance.rs`.
 
-use super::engine::HashEngine;
+use super::engine::HashCore;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
 use super::superblock::Checkpoint;
 use crate::EngineError;
@@ -122,7 +122,7 @@ impl<'a> UncheckedImage<'a> {
     }
 }
 
-impl HashEngine {
+impl HashCore {
     /// Writes a checkpoint and truncates the journal. With `clean`, the superblock records a clean shutdown. REQUIRES: no
     /// operation follows a clean checkpoint.
     ///

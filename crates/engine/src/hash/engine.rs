@@ -1,26 +1,31 @@
 //! The operations of the hash engine on one core: put, get, delete, exist, list and flush.
+//!
+//! A put on a volatile device may be dropped at any await: what it holds are guards. On a durable volume a write has shared
+//! its journal batch with others, so [`super::handle`] lets it run to its end.
 
 use super::index::{Candidates, RecordRef};
 use super::journal::{IndexChange, WriteOutcome};
 use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
 use super::volume::HashVolume;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
 use crate::common::journal::JournalEntry;
 use crate::{
-    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PrefetchStage,
-    PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VolumePlace,
+    Capability, DeleteOutcome, EngineError, KeySink, KeyStatus, PrefetchStage, PutMode, PutOptions,
+    PutOutcome, PutValue, StoredValue, VolumePlace,
 };
-use octokv_base::{Buffer, BufferPool, Key, Lba, RecordLayout, RingRange, UnixTime, Version};
-use octokv_device::{Device, DeviceFuture};
-use octokv_runtime::ReactorHandle;
+use octokv_base::{Buffer, BufferPool, Key, Lba, UnixTime, Version};
+use octokv_device::{Device, DeviceError, DeviceFuture};
 use smallvec::SmallVec;
 use std::cell::Cell;
-use std::future::ready;
+use std::future::{Future, ready};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
@@ -33,14 +38,16 @@ fn lacking_for(options: &PutOptions) -> Option<Capability> {
     (options.expires_at < UnixTime::NEVER).then_some(Capability::Expiry)
 }
 
-/// One core's handle on a volume.
-pub struct HashEngine {
+/// One core's part of an open volume.
+pub struct HashCore {
     pub(super) volume: Arc<HashVolume>,
     pub(super) device: Rc<dyn Device>,
     pool: BufferPool,
     readers: EpochReaders,
     /// The bitmap partition from which this core allocates.
     preferred_partition: Cell<usize>,
+    /// Operations whose callers dropped them.
+    pub(super) abandoned: AbandonedOperations,
 }
 
 /// Whether a record on the device is a key's.
@@ -53,6 +60,49 @@ enum KeyMatch {
     Damaged,
 }
 
+/// Space with a record that is not in the index. Dropping it releases the space, once the device has written the record.
+struct UnindexedRecord<'a> {
+    core: &'a Rc<HashCore>,
+    extent: Extent,
+    /// The record's write, until it has completed.
+    write: Option<DeviceFuture>,
+}
+
+impl UnindexedRecord<'_> {
+    /// The record is in the index.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Future for UnindexedRecord<'_> {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+        let write = self.write.as_mut().expect("not polled after the write");
+        let written = ready!(Pin::new(write).poll(context));
+        self.write = None;
+        Poll::Ready(written.result)
+    }
+}
+
+impl Drop for UnindexedRecord<'_> {
+    fn drop(&mut self) {
+        let UnindexedRecord { core, extent, .. } = *self;
+        match self.write.take() {
+            None => core.volume.space.release(extent),
+            // Only a device that is slow although it is volatile has not completed it.
+            Some(write) => {
+                let owned = Rc::clone(core);
+                core.abandoned.push(async move {
+                    write.await;
+                    owned.volume.space.release(extent);
+                });
+            }
+        }
+    }
+}
+
 /// The record that a put replaces.
 enum Predecessor {
     /// The record was read, and its key matches.
@@ -61,17 +111,18 @@ enum Predecessor {
     Unverified(RecordRef),
 }
 
-impl HashEngine {
-    /// The handle of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other handle of
+impl HashCore {
+    /// The part of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other part of
     /// the volume has the same core.
-    pub fn new(volume: Arc<HashVolume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
-        let partition = Cell::new(volume.initial_space_partition(core));
-        HashEngine { volume, device, pool, readers: EpochReaders::new(core), preferred_partition: partition }
-    }
-
-    /// The state that all cores share.
-    pub fn volume(&self) -> &Arc<HashVolume> {
-        &self.volume
+    pub(super) fn new(
+        volume: Arc<HashVolume>,
+        core: usize,
+        device: Rc<dyn Device>,
+        pool: BufferPool,
+    ) -> HashCore {
+        let preferred_partition = Cell::new(volume.initial_space_partition(core));
+        let abandoned = AbandonedOperations::new(volume.abandoned.clone());
+        HashCore { volume, device, pool, readers: EpochReaders::new(core), preferred_partition, abandoned }
     }
 
     fn lba(&self, location: u64) -> Lba {
@@ -220,7 +271,7 @@ impl HashEngine {
     /// Awaits a record's write and meanwhile verifies that its predecessor is the key's record.
     async fn await_record_write(
         &self,
-        write: DeviceFuture,
+        write: impl Future<Output = Result<(), DeviceError>>,
         unverified: Option<RecordRef>,
         key: &Key,
     ) -> Result<WriteOutcome, EngineError> {
@@ -229,7 +280,7 @@ impl HashEngine {
             None => None,
         };
         // The device owns the space until the write completes, even if the read failed.
-        write.await.result?;
+        write.await?;
         Ok(match key_match.transpose()? {
             Some(KeyMatch::OtherKey) => WriteOutcome::OtherKey,
             // A damaged record with the key's tag counts as the key's.
@@ -245,7 +296,7 @@ impl HashEngine {
 
     /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
     async fn write_and_commit(
-        &self,
+        self: &Rc<Self>,
         hash: u128,
         key: &Key,
         record: Buffer,
@@ -270,15 +321,16 @@ impl HashEngine {
             sequence,
             units: extent.units as u32,
         };
-        let record_write = self.await_record_write(write, unverified, key);
-        let result = match self.volume.volatile {
-            true => record_write.await.map(|outcome| self.apply_volatile(entry, outcome)),
-            false => {
-                let record_bytes = entry.units as usize * self.volume.unit_bytes();
-                commit(self, entry, record_bytes, record_write).await?
-            }
-        };
-        match result {
+        if self.volume.volatile {
+            let mut record = UnindexedRecord { core: self, extent, write: Some(write) };
+            let outcome = self.await_record_write(&mut record, unverified, key).await?;
+            self.apply_volatile(entry, outcome);
+            record.keep();
+            return Ok(PutOutcome::Stored);
+        }
+        let record_bytes = entry.units as usize * self.volume.unit_bytes();
+        let record_write = self.await_record_write(async { write.await.result }, unverified, key);
+        match commit(&**self, entry, record_bytes, record_write).await? {
             Ok(()) => Ok(PutOutcome::Stored),
             Err(error) => {
                 self.volume.space.release(extent);
@@ -286,11 +338,13 @@ impl HashEngine {
             }
         }
     }
-}
 
-impl Engine for HashEngine {
-    async fn put_with(
-        &self,
+    /// [`Engine::put_with`](crate::Engine::put_with).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn put(
+        self: &Rc<Self>,
         key: &Key,
         value: PutValue,
         options: PutOptions,
@@ -333,7 +387,7 @@ impl Engine for HashEngine {
                 // A flush may free pending space, which this core's own epoch must not hold back.
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                Box::pin(flush_deferred(self)).await?;
+                Box::pin(flush_deferred(&**self)).await?;
                 epoch_guard = self.readers.enter(&volume.epochs);
                 predecessor = self.find_predecessor(mode, hash, key).await?;
                 let Some(extent) = volume.allocate(hash, &self.preferred_partition, units) else {
@@ -349,7 +403,11 @@ impl Engine for HashEngine {
         stored
     }
 
-    async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+    /// [`Engine::get`](crate::Engine::get).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
         let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
             return Ok(None);
         };
@@ -358,17 +416,11 @@ impl Engine for HashEngine {
         Ok(Some(StoredValue { buffer, offset, bytes, value_bytes: bytes, version: Version::NONE }))
     }
 
-    /// The record has one checksum: a part of its value needs all of it.
-    async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
-        let whole = self.get(key).await?;
-        Ok(whole.map(|value| {
-            let requested = range.within(value.bytes);
-            let offset = value.offset + requested.start;
-            StoredValue { offset, bytes: requested.end - requested.start, ..value }
-        }))
-    }
-
-    async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
+    /// [`Engine::delete_with`](crate::Engine::delete_with). On a volatile volume it has no await behind its lock but reads.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn delete(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
         let volume = &self.volume;
         if version > Version::NONE {
             return Err(EngineError::Unsupported(Capability::Versions));
@@ -393,7 +445,11 @@ impl Engine for HashEngine {
         Ok(DeleteOutcome::Deleted)
     }
 
-    async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
+    /// [`Engine::status`](crate::Engine::status).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
         Ok(found.map(|(header, ..)| KeyStatus {
             value_bytes: header.value_bytes,
@@ -402,7 +458,11 @@ impl Engine for HashEngine {
         }))
     }
 
-    async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+    /// [`Engine::list`](crate::Engine::list).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
         let (mut partition, mut tag) = match start.is_empty() {
             true => (0, 0),
             false => self.volume.partition_and_tag(self.volume.hash(start)),
@@ -436,29 +496,17 @@ impl Engine for HashEngine {
         Ok(())
     }
 
-    async fn scan(
-        &self,
-        range: RingRange,
-        since: Version,
-        sink: &mut impl ScanSink,
-    ) -> Result<(), EngineError> {
-        self.scan_range(range, since, sink).await
-    }
-
-    async fn forget_below(&self, _version: Version) -> Result<(), EngineError> {
-        Ok(()) // No format of this engine has tombstones yet.
-    }
-
-    async fn give_up_space(&self, _bytes: u64) -> Result<u64, EngineError> {
-        Err(EngineError::Unsupported(Capability::Reclaim))
-    }
-
-    async fn flush(&self) -> Result<(), EngineError> {
+    /// [`Engine::flush`](crate::Engine::flush).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn flush(&self) -> Result<(), EngineError> {
         flush_deferred(self).await?;
         flush_device(self).await
     }
 
-    fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+    /// [`Engine::prefetch`](crate::Engine::prefetch).
+    pub(super) fn prefetch(&self, key: &Key, stage: PrefetchStage) {
         let hash = self.volume.hash(key);
         match stage {
             PrefetchStage::Partition => self.volume.prefetch_partition(hash),
@@ -473,30 +521,14 @@ impl Engine for HashEngine {
             }
         }
     }
-
-    async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
-        self.run_maintenance(handle, report).await;
-    }
-
-    async fn close(&self) -> Result<(), EngineError> {
-        self.checkpoint(true).await
-    }
-
-    fn record_layout(&self) -> RecordLayout {
-        record::LAYOUT
-    }
-
-    fn statistics(&self) -> EngineStatistics {
-        self.volume.statistics()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::conformance::{record_of, value_of};
-    use crate::hash::{index, open};
-    use crate::{FormatConfig, OpenConfig};
+    use crate::hash::{HashEngine, index, open};
+    use crate::{Engine, FormatConfig, OpenConfig};
     use octokv_device::{MemoryDevice, RamDisk};
     use octokv_runtime::block_on;
 
@@ -537,7 +569,7 @@ mod tests {
         }
         // While the partitions are locked.
         let guards: Vec<_> =
-            engine.volume.partitions.iter().map(|partition| partition.state.lock()).collect();
+            engine.volume().partitions.iter().map(|partition| partition.state.lock()).collect();
         keys.iter().for_each(prefetch_all);
         drop(guards);
     }
@@ -554,23 +586,25 @@ mod tests {
         put(&one, 1);
         // The index also maps the other key's tag to the first record.
         let (hash, first_record) =
-            (engine.volume.hash(&other), engine.volume.candidates(engine.volume.hash(&one))[0]);
+            (engine.volume().hash(&other), engine.volume().candidates(engine.volume().hash(&one))[0]);
         let (new, units) = (first_record.location, first_record.units as u32);
-        engine.volume.apply(&IndexChange { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
+        engine
+            .volume()
+            .apply(&IndexChange { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
         let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
         assert!(get(&other).is_none());
         assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
         put(&other, 2);
-        assert_eq!(engine.volume.candidates(hash).len(), 2, "beside it, without replacing it");
+        assert_eq!(engine.volume().candidates(hash).len(), 2, "beside it, without replacing it");
         // A key longer than a block is not damage for a short key with the same tag.
         let long = Key::new(&[b'l'; 1_000]).unwrap();
         let short = Key::new(b"short").unwrap();
         put(&long, 3);
-        let record_ref = engine.volume.candidates(engine.volume.hash(&long))[0];
+        let record_ref = engine.volume().candidates(engine.volume().hash(&long))[0];
         let sequence = 2;
         assert_eq!(index::fingerprint(sequence), record_ref.fingerprint);
-        let (hash, new, units) = (engine.volume.hash(&short), record_ref.location, record_ref.units as u32);
-        engine.volume.apply(&IndexChange { hash, new_location: new, old_location: 0, sequence, units }, 0);
+        let (hash, new, units) = (engine.volume().hash(&short), record_ref.location, record_ref.units as u32);
+        engine.volume().apply(&IndexChange { hash, new_location: new, old_location: 0, sequence, units }, 0);
         assert!(get(&short).is_none());
         assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
         put(&short, 4);

@@ -21,11 +21,13 @@
 //! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
+//!   `handle`: the contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
 pub mod checkpoint;
 mod engine;
 pub mod format;
+mod handle;
 pub mod index;
 pub mod journal;
 pub mod record;
@@ -37,8 +39,8 @@ pub mod superblock;
 pub mod verify;
 mod volume;
 
-pub use engine::HashEngine;
 pub use format::format;
+pub use handle::HashEngine;
 pub use recovery::open;
 pub use verify::verify;
 pub use volume::HashVolume;

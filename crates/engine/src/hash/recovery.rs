@@ -11,7 +11,7 @@
 //! by structure in `tests/hash_recovery_checkpoint.rs` and `tests/hash_recovery_journal.rs`.
 
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
-use super::engine::HashEngine;
+use super::engine::HashCore;
 use super::format::layout;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, fingerprint};
 use super::journal::IndexChange;
@@ -59,8 +59,8 @@ pub async fn open(
     let state = VolumeState { partitions: loaded.partitions, space: loaded.space, position: loaded.position };
     let volume = HashVolume::new(loaded.superblock, state, geometry.block_bytes, false, config);
     if loaded.needs_checkpoint {
-        let engine = HashEngine::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
-        engine.checkpoint(false).await?;
+        let core = HashCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
+        core.checkpoint(false).await?;
     }
     // Returns the memory that recovery needed besides the index.
     trim_heap();

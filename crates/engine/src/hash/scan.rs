@@ -4,7 +4,7 @@
 //! entries that share those bits, and is sorted by the whole position before it is offered. Records are read one after the
 //! other, whole, since the digest covers the value. Tested by `tests/hash_contract.rs`.
 
-use super::engine::HashEngine;
+use super::engine::HashCore;
 use super::index::RecordRef;
 use super::record;
 use crate::HashKind;
@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 /// Entries of the index that are taken at once.
 const SCAN_PAGE_KEYS: usize = 16;
 
-impl HashEngine {
+impl HashCore {
     /// Scans a range. Keys of this format have no version: a scan since a version finds none.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl HashEngine {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        let volume = self.volume();
+        let volume = &self.volume;
         if volume.layout().hash != HashKind::Xxh3 {
             return Err(EngineError::Unsupported(Capability::RingOrder));
         }

@@ -1,7 +1,8 @@
 //! The hash engine behind [`Volume`], one device with an index in memory, and on [`GroupCommit`].
 
-use super::engine::HashEngine;
+use super::engine::HashCore;
 use super::format::format;
+use super::handle::HashEngine;
 use super::journal::IndexChange;
 use super::recovery::open;
 use super::superblock::HashSuperblock;
@@ -98,7 +99,7 @@ impl Volume for Arc<HashVolume> {
     }
 }
 
-impl GroupCommit for HashEngine {
+impl GroupCommit for HashCore {
     type Entry = IndexChange;
 
     fn commits(&self) -> &CommitQueue<IndexChange> {

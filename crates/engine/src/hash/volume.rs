@@ -7,6 +7,7 @@ use super::journal::IndexChange;
 use super::record::{self, RecordId};
 use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, SpaceAllocator};
 use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
@@ -56,6 +57,8 @@ pub struct HashVolume {
     checkpoint_attempts: AtomicU64,
     /// Group commit's: of checkpoints and deferred flushes.
     pub(super) maintenance_locks: KeyLocks,
+    /// Operations of all cores whose callers dropped them.
+    pub(super) abandoned: AbandonedCount,
 }
 
 /// The recovered parts of a volume.
@@ -98,6 +101,7 @@ impl HashVolume {
             checkpoints: AtomicU64::new(0),
             checkpoint_attempts: AtomicU64::new(0),
             maintenance_locks: KeyLocks::default(),
+            abandoned: AbandonedCount::default(),
             superblock: Mutex::new(superblock),
         })
     }
@@ -254,9 +258,11 @@ impl HashVolume {
         before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units })
     }
 
-    /// Whether no change is in flight to the journal and no checkpoint is being written.
+    /// Whether no change is in flight to the journal, no checkpoint is being written, and no abandoned operation runs.
     pub fn is_idle(&self) -> bool {
-        self.commits.is_idle() && (self.commits.has_failed() || self.maintenance_locks.is_free())
+        self.commits.is_idle()
+            && self.abandoned.is_zero()
+            && (self.commits.has_failed() || self.maintenance_locks.is_free())
     }
 
     /// Whether a journal write failed, so that nothing is written until the next opening.

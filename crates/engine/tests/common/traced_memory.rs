@@ -23,6 +23,7 @@ pub const BLOCK_BYTES: u64 = 512;
 /// released.
 pub struct TracingMemory {
     pub memory: MemoryDevice,
+    pub is_volatile: bool,
     pub trace: Rc<DeviceTrace>,
 }
 
@@ -37,11 +38,28 @@ pub struct DeviceTrace {
     pub held_writes_fail: Cell<bool>,
     /// Whether flushes do not complete.
     pub holds_flushes: Cell<bool>,
+    /// Whether flushes that were held report an error.
+    pub held_flushes_fail: Cell<bool>,
+    held: RefCell<Vec<Waker>>,
+}
+
+impl DeviceTrace {
+    /// Completes everything that is held, and holds nothing more.
+    pub fn release(&self) {
+        self.held_from_bytes.set(0);
+        self.holds_flushes.set(false);
+        self.held.take().into_iter().for_each(Waker::wake);
+    }
+
+    fn hold<T>(&self, context: &Context<'_>) -> Poll<T> {
+        self.held.borrow_mut().push(context.waker().clone());
+        Poll::Pending
+    }
 }
 
 impl Device for TracingMemory {
     fn geometry(&self) -> Geometry {
-        Geometry { volatile: false, ..self.memory.geometry() }
+        Geometry { volatile: self.is_volatile, ..self.memory.geometry() }
     }
     fn name(&self) -> &str {
         "traced"
@@ -57,7 +75,7 @@ impl Device for TracingMemory {
         let was_held = is_long(&trace);
         DeviceFuture::boxed(poll_fn(move |context| {
             if is_long(&trace) {
-                Poll::Pending
+                trace.hold(context)
             } else if was_held && trace.held_writes_fail.get() {
                 Poll::Ready(IoResult { buffer: None, result: Err(DeviceError::Io(5)) })
             } else {
@@ -68,9 +86,14 @@ impl Device for TracingMemory {
     fn flush(&self) -> DeviceFuture {
         self.trace.flushes.set(self.trace.flushes.get() + 1);
         let trace = Rc::clone(&self.trace);
-        DeviceFuture::boxed(poll_fn(move |_| match trace.holds_flushes.get() {
-            true => Poll::Pending,
-            false => Poll::Ready(IoResult { buffer: None, result: Ok(()) }),
+        let was_held = trace.holds_flushes.get();
+        DeviceFuture::boxed(poll_fn(move |context| {
+            if trace.holds_flushes.get() {
+                return trace.hold(context);
+            }
+            let fails = was_held && trace.held_flushes_fail.get();
+            let result = if fails { Err(DeviceError::Io(5)) } else { Ok(()) };
+            Poll::Ready(IoResult { buffer: None, result })
         }))
     }
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
@@ -93,7 +116,7 @@ impl TracedVolume {
         fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);
         let (trace, plan) = (Rc::<DeviceTrace>::default(), FaultPlan::default());
         let memory = MemoryDevice::new(RamDisk::new(bytes, BLOCK_BYTES as u32).unwrap());
-        let traced = Rc::new(TracingMemory { memory, trace: Rc::clone(&trace) });
+        let traced = Rc::new(TracingMemory { memory, is_volatile: false, trace: Rc::clone(&trace) });
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(traced, plan.clone()));
         block_on(fixture.format(Rc::clone(&device)), || ());
         let engine = Rc::new(block_on(fixture.open(Rc::clone(&device)), || ()).unwrap());
@@ -109,7 +132,7 @@ impl TracedVolume {
 }
 
 /// Polls a future without a waker.
-pub fn poll_once<T>(future: &mut Pin<&mut impl Future<Output = T>>) -> Option<T> {
+pub fn poll_once<T>(future: &mut Pin<&mut (impl Future<Output = T> + ?Sized)>) -> Option<T> {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
         Poll::Pending => None,

@@ -6,6 +6,7 @@
 //!        └──────────────────┴─────────────────────────────────────┴───────────────────────────┘
 //! ```
 //! In: an address, a random number generator, the load. Out: calls and results in the history; the audit of recovery.
+//! Some calls are dropped half done, and their outcome is unknown: the engine runs them to their end.
 //! Invariants: a session begins no call after its first failed write; an ended session has no task.
 
 use super::scenario::RemoteScenarioPlan;
@@ -26,8 +27,16 @@ use octokv_engine::{
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{DeviceHandle, ReactorHandle};
 use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
+
+/// One call in this many is dropped, after a random time up to [`PATIENCE_MAX`].
+const CALLS_PER_DROP: u64 = 16;
+/// Longer than most calls take.
+const PATIENCE_MAX: Nanos = Nanos::from_millis(2);
 
 /// State that all engine sessions share with the runner.
 pub struct EngineRunState {
@@ -62,7 +71,14 @@ impl TrackProgress for EngineRunState {
 struct ConnectedEngine {
     remote: RemoteSession<SimSockets>,
     channel: DeviceHandle,
-    engine: Rc<RefCell<Option<Rc<AnyEngine>>>>,
+    opened: Rc<RefCell<Option<OpenedEngine>>>,
+}
+
+/// The engine of a session, with its volume.
+#[derive(Clone)]
+struct OpenedEngine {
+    engine: Rc<AnyEngine>,
+    volume: AnyVolume,
 }
 
 /// One engine session; a reactor drives it.
@@ -162,11 +178,11 @@ impl EngineSession {
     fn open(&mut self, remote: RemoteSession<SimSockets>) {
         let channel = remote.channel();
         let device: Rc<dyn Device> = Rc::new(remote.device(&channel));
-        let engine: Rc<RefCell<Option<Rc<AnyEngine>>>> = Rc::default();
-        let (shared, opened) = (Rc::clone(&self.shared), Rc::clone(&engine));
+        let opened: Rc<RefCell<Option<OpenedEngine>>> = Rc::default();
+        let (shared, opened_by_task) = (Rc::clone(&self.shared), Rc::clone(&opened));
         let (format, handle) = (self.plan.format_config(), self.handle.clone());
         let pool = BufferPool::new(self.plan.node.pool_bytes);
-        self.connected = Some(ConnectedEngine { remote, channel, engine });
+        self.connected = Some(ConnectedEngine { remote, channel, opened });
         self.handle.spawn(async move {
             let open = async {
                 let devices = [device];
@@ -176,19 +192,27 @@ impl EngineSession {
                 }
                 let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
-                Ok(Rc::new(volume.engine(0, &devices, pool)))
+                let engine = Rc::new(volume.engine(0, &devices, pool));
+                Ok(OpenedEngine { engine, volume })
             };
             match open.await {
-                Ok(engine) => {
+                Ok(opened) => {
+                    let engine = Rc::clone(&opened.engine);
                     let keys = shared.borrow().history.keys().to_vec();
                     let found = audit_keys(&engine, &keys).await;
                     shared.borrow_mut().open_result = Some(Ok(found));
-                    *opened.borrow_mut() = Some(Rc::clone(&engine));
+                    *opened_by_task.borrow_mut() = Some(opened);
+                    let abandoning = Rc::clone(&engine);
+                    handle.spawn(async move { abandoning.run_abandoned().await });
                     engine.maintain(&handle, |_| ()).await;
                 }
                 Err(error) => shared.borrow_mut().open_result = Some(Err(error)),
             }
         });
+    }
+
+    fn opened(&self) -> Option<OpenedEngine> {
+        self.connected.as_ref()?.opened.borrow().clone()
     }
 
     fn can_submit(&self) -> bool {
@@ -201,20 +225,23 @@ impl EngineSession {
     }
 
     fn submit(&mut self) {
-        let Some(engine) = self.connected.as_ref().and_then(|connected| connected.engine.borrow().clone())
-        else {
-            return;
-        };
+        let Some(OpenedEngine { engine, .. }) = self.opened() else { return };
         let (random, load) = (&mut self.random, self.plan.load);
         let kind = draw_weighted(random, &load.mix);
         let index = random.below(load.keys) as usize;
         let bytes = draw_value_bytes(random, load.value_bytes_max);
         let (shared, running, must_end) =
             (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
+        let patience = (random.below(CALLS_PER_DROP) == 0).then(|| Nanos(random.below(PATIENCE_MAX.0)));
+        let handle = self.handle.clone();
         shared.borrow_mut().progress.submitted += 1;
         running.set(running.get() + 1);
         self.handle.spawn(async move {
-            run_call(&engine, &shared, &must_end, kind, index, bytes).await;
+            let call = run_call(&engine, &shared, &must_end, kind, index, bytes);
+            match patience {
+                None => call.await,
+                Some(patience) => drop_after(&handle, patience, call).await,
+            }
             shared.borrow_mut().progress.completed += 1;
             running.set(running.get() - 1);
         });
@@ -227,16 +254,18 @@ impl EngineSession {
         if self.calls_running.get() > 0 {
             return false;
         }
-        if self.must_end.get() {
+        // A write that is still in flight could reach the disk after the next session has recovered.
+        if self.must_end.get() && self.opened().is_none_or(|opened| opened.volume.is_idle()) {
             self.end();
             return true;
         }
-        let engine = self.connected.as_ref().and_then(|connected| connected.engine.borrow().clone());
         if quiescing
             && may_submit
-            && !std::mem::replace(&mut self.closing, true)
-            && let Some(engine) = engine
+            && !self.closing
+            && let Some(OpenedEngine { engine, volume }) = self.opened()
+            && volume.is_idle()
         {
+            self.closing = true;
             let (shared, running, must_end) =
                 (Rc::clone(&self.shared), Rc::clone(&self.calls_running), Rc::clone(&self.must_end));
             running.set(1);
@@ -270,6 +299,16 @@ impl Drop for EngineSession {
         self.connected = None;
         self.handle.shutdown();
     }
+}
+
+/// Drops a call that has not ended after `patience`: its outcome is unknown.
+async fn drop_after(handle: &ReactorHandle, patience: Nanos, call: impl Future<Output = ()>) {
+    let (mut call, mut end) = (pin!(call), pin!(handle.sleep(patience)));
+    poll_fn(|context| match call.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(()),
+        Poll::Pending => end.as_mut().poll(context),
+    })
+    .await;
 }
 
 /// Runs one engine operation and records its result.

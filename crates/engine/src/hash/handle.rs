@@ -1,0 +1,157 @@
+//! One core's handle on a volume: the contract's operations, whose futures may be dropped.
+//!
+//! Reads hold guards and buffers, and a drop releases them. Writes of a durable volume own a key, a reference to the core's
+//! part of the volume and their buffers, so that they continue without their caller
+//! ([`common::abandoned`](crate::common::abandoned)); that costs one allocation. A put on a volatile volume has no journal
+//! batch, and is not allocated: see [`super::engine`].
+
+use super::engine::HashCore;
+use super::record;
+use super::volume::HashVolume;
+use crate::common::group_commit::write_durability_marker;
+use crate::{
+    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PrefetchStage,
+    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+};
+use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
+use octokv_device::Device;
+use octokv_runtime::ReactorHandle;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// One core's handle on a volume. Dropping it while abandoned operations run is a crash of this core to the volume: it
+/// becomes read-only.
+pub struct HashEngine {
+    core: Rc<HashCore>,
+}
+
+impl HashEngine {
+    /// The handle of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other handle of
+    /// the volume has the same core.
+    pub fn new(volume: Arc<HashVolume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
+        HashEngine { core: Rc::new(HashCore::new(volume, core, device, pool)) }
+    }
+
+    /// The state that all cores share.
+    pub fn volume(&self) -> &Arc<HashVolume> {
+        &self.core.volume
+    }
+
+    /// Writes a checkpoint and truncates the journal. With `clean`, the superblock records a clean shutdown. REQUIRES: no
+    /// operation follows a clean checkpoint.
+    ///
+    /// # Errors
+    /// Device failures. A failed image write leaves the previous checkpoint valid; a failure after that makes the volume
+    /// read-only. [`EngineError::ReadOnly`] if it already is.
+    pub async fn checkpoint(&self, clean: bool) -> Result<(), EngineError> {
+        let core = Rc::clone(&self.core);
+        self.core.abandoned.detachable(async move { core.checkpoint(clean).await }).await
+    }
+
+    /// Marks the last changes as durable in the journal, as maintenance does when nothing is written.
+    ///
+    /// # Errors
+    /// A failed journal write, which makes the volume read-only.
+    pub async fn mark_durable(&self) -> Result<(), EngineError> {
+        let core = Rc::clone(&self.core);
+        self.core.abandoned.detachable(async move { write_durability_marker(&*core).await }).await
+    }
+}
+
+impl Drop for HashEngine {
+    fn drop(&mut self) {
+        // They refer to the core's part, which refers to them.
+        self.core.abandoned.clear();
+    }
+}
+
+impl Engine for HashEngine {
+    async fn put_with(
+        &self,
+        key: &Key,
+        value: PutValue,
+        options: PutOptions,
+    ) -> Result<PutOutcome, EngineError> {
+        if self.core.volume.volatile {
+            return self.core.put(key, value, options).await;
+        }
+        let (core, key) = (Rc::clone(&self.core), key.clone());
+        self.core.abandoned.detachable(async move { core.put(&key, value, options).await }).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+        self.core.get(key).await
+    }
+
+    /// The record has one checksum: a part of its value needs all of it.
+    async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        let whole = self.core.get(key).await?;
+        Ok(whole.map(|value| {
+            let requested = range.within(value.bytes);
+            let offset = value.offset + requested.start;
+            StoredValue { offset, bytes: requested.end - requested.start, ..value }
+        }))
+    }
+
+    async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
+        if self.core.volume.volatile {
+            return self.core.delete(key, version).await;
+        }
+        let (core, key) = (Rc::clone(&self.core), key.clone());
+        self.core.abandoned.detachable(async move { core.delete(&key, version).await }).await
+    }
+
+    async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
+        self.core.status(key).await
+    }
+
+    async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        self.core.list(start, sink).await
+    }
+
+    async fn scan(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> Result<(), EngineError> {
+        self.core.scan_range(range, since, sink).await
+    }
+
+    async fn forget_below(&self, _version: Version) -> Result<(), EngineError> {
+        Ok(()) // No format of this engine has tombstones yet.
+    }
+
+    async fn give_up_space(&self, _bytes: u64) -> Result<u64, EngineError> {
+        Err(EngineError::Unsupported(Capability::Reclaim))
+    }
+
+    async fn flush(&self) -> Result<(), EngineError> {
+        let core = Rc::clone(&self.core);
+        self.core.abandoned.detachable(async move { core.flush().await }).await
+    }
+
+    async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
+        self.core.run_maintenance(handle, report).await;
+    }
+
+    async fn run_abandoned(&self) {
+        self.core.abandoned.run().await;
+    }
+
+    async fn close(&self) -> Result<(), EngineError> {
+        self.checkpoint(true).await
+    }
+
+    fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        self.core.prefetch(key, stage);
+    }
+
+    fn record_layout(&self) -> RecordLayout {
+        record::LAYOUT
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        self.core.volume.statistics()
+    }
+}
