@@ -440,6 +440,16 @@ impl<E: Engine> Clauses<'_, E> {
         assert_eq!(seen, want, "seed {seed}: the scan");
     }
 
+    /// Every key has an owner among `cores` cores, always the same, or no key has one.
+    pub fn owner_cores(&self, cores: usize) {
+        let owners = |_| (0..200).map(|index| self.engine.owner_core(&key_of(index))).collect::<Vec<_>>();
+        let [before, again] = [0, 1].map(owners);
+        assert_eq!(before, again);
+        let has_owners = self.engine.has_owner_cores();
+        assert!(before.iter().all(|owner| owner.is_some() == has_owners), "{before:?}");
+        assert!(before.iter().flatten().all(|owner| *owner < cores), "{before:?}");
+    }
+
     /// The engine refuses by name what it cannot do, and changes nothing.
     pub fn lacks(&self, capability: Capability) {
         let key = key_of(1);

@@ -32,6 +32,19 @@ pub enum AnyEngine {
     Hash(HashEngine),
 }
 
+impl AnyVolume {
+    /// Gives each key an owner among `cores` cores, in place of the engine's rule: a simulation of engines that need
+    /// owners. REQUIRES: no node serves the volume yet, and each core below `cores` then gets a handle.
+    ///
+    /// # Panics
+    /// If `cores` is 0.
+    pub fn assign_owner_cores(&self, cores: usize) {
+        match self {
+            AnyVolume::Hash(volume) => volume.assign_owner_cores(cores),
+        }
+    }
+}
+
 /// The engine of the volume on devices; the default if no superblock is intact.
 async fn kind_of(devices: &[Rc<dyn Device>]) -> EngineKind {
     let Some(device) = devices.first() else { return EngineKind::default() };

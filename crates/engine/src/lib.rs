@@ -179,9 +179,14 @@ pub trait Engine {
     fn close(&self) -> impl Future<Output = Result<(), EngineError>>;
     /// Where the buffer of a put has key and value.
     fn record_layout(&self) -> RecordLayout;
-    /// The core that has to run the operations of a key; `None` if any may.
+    /// The core that has to run the operations of a key, the same for the life of the volume; `None` if any core may, and
+    /// then for every key. List, scan and flush have no owner.
     fn owner_core(&self, _key: &Key) -> Option<usize> {
         None
+    }
+    /// Whether keys have owner cores.
+    fn has_owner_cores(&self) -> bool {
+        Key::new(&[]).is_some_and(|key| self.owner_core(&key).is_some())
     }
     /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
     fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}

@@ -33,6 +33,7 @@ fn buffers_ranges_and_scans_hold() {
     holds(HashKind::Xxh3, |clauses| clauses.buffers_and_ranges());
     holds(HashKind::Sha1, |clauses| clauses.buffers_and_ranges());
     holds(HashKind::Xxh3, |clauses| clauses.scans());
+    holds(HashKind::Xxh3, |clauses| clauses.owner_cores(4));
 }
 
 #[test]

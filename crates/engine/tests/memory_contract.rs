@@ -36,6 +36,7 @@ fn every_clause_holds() {
     holds(|clauses, _| clauses.scans_since());
     holds(|clauses, _| assert_eq!(clauses.dropped_futures(|| true), 0, "none waits"));
     holds(|clauses, _| clauses.gives_up_space());
+    holds(|clauses, _| clauses.owner_cores(1));
     holds(|clauses, _| clauses.partitions());
 }
 

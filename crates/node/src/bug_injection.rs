@@ -30,6 +30,8 @@ pub enum InjectedBug {
     LoseOffloadedCompletion,
     /// A change of policy drops the queued requests.
     DropQueued,
+    /// A request on a key of another core is executed here if the ring to that core is full.
+    ExecuteBesideOwner,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -2,14 +2,15 @@
 //!
 //! In: a namespace and an operation. Out: its outcome. Namespaces are added and removed while the node runs. A
 //! removed backend lives until its last request has ended. The reactor receives the removed identifiers, so that a
-//! request still queued does not reach another namespace that takes the identifier.
+//! request still queued does not reach another namespace that takes the identifier. Invariant: the table says that keys
+//! have owner cores exactly while one of its engines says so.
 
 use crate::block_backend::BlockBackend;
 use crate::kv_backend::KvBackend;
 use octokv_base::NamespaceId;
 use octokv_engine::{Engine, PrefetchStage};
 use octokv_nvmf::{RequestOperation, RequestOutcome};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Executes the requests of one namespace on one core.
@@ -35,6 +36,22 @@ impl<E: Engine> NamespaceBackend<E> {
             kv_backend.prefetch(operation, stage);
         }
     }
+
+    /// The core that has to execute an operation, if it is on a key and the engine's keys have owners.
+    pub fn owner_core(&self, operation: &RequestOperation) -> Option<usize> {
+        match self {
+            NamespaceBackend::Kv(kv_backend) => kv_backend.engine.owner_core(operation.key()?),
+            NamespaceBackend::Block(_) => None,
+        }
+    }
+
+    /// Whether keys have owner cores.
+    fn has_owner_cores(&self) -> bool {
+        match self {
+            NamespaceBackend::Kv(kv_backend) => kv_backend.engine.has_owner_cores(),
+            NamespaceBackend::Block(_) => false,
+        }
+    }
 }
 
 /// Namespaces removed since the reactor last took them; each control message adds at most one.
@@ -57,11 +74,17 @@ impl RemovedNamespaces {
 pub struct NamespaceTable<E> {
     backends: RefCell<Vec<(NamespaceId, Rc<NamespaceBackend<E>>)>>,
     removed: RemovedNamespaces,
+    /// Whether keys of a namespace have owner cores.
+    has_owner_cores: Rc<Cell<bool>>,
 }
 
 impl<E> Default for NamespaceTable<E> {
     fn default() -> NamespaceTable<E> {
-        NamespaceTable { backends: RefCell::default(), removed: RemovedNamespaces::default() }
+        NamespaceTable {
+            backends: RefCell::default(),
+            removed: RemovedNamespaces::default(),
+            has_owner_cores: Rc::default(),
+        }
     }
 }
 
@@ -81,6 +104,18 @@ impl<E> NamespaceTable<E> {
         Some(Rc::clone(&backends[at].1))
     }
 
+    /// The list of namespaces removed from now on, for the reactor to drain.
+    pub fn removed(&self) -> RemovedNamespaces {
+        self.removed.clone()
+    }
+
+    /// Whether keys of a namespace have owner cores, now and after later changes.
+    pub fn has_owner_cores(&self) -> Rc<Cell<bool>> {
+        Rc::clone(&self.has_owner_cores)
+    }
+}
+
+impl<E: Engine> NamespaceTable<E> {
     /// Adds a backend.
     ///
     /// # Panics
@@ -89,6 +124,7 @@ impl<E> NamespaceTable<E> {
         let mut backends = self.backends.borrow_mut();
         let at = backends.binary_search_by_key(&id, |(id, _)| *id).expect_err("a namespace has one backend");
         backends.insert(at, (id, Rc::new(backend)));
+        self.update_has_owner_cores(&backends);
     }
 
     /// Removes a backend; requests that have started keep it alive.
@@ -96,11 +132,60 @@ impl<E> NamespaceTable<E> {
         let mut backends = self.backends.borrow_mut();
         let at = backends.binary_search_by_key(&id, |(id, _)| *id).ok()?;
         self.removed.0.borrow_mut().push(id);
-        Some(backends.remove(at).1)
+        let (_, removed) = backends.remove(at);
+        self.update_has_owner_cores(&backends);
+        Some(removed)
     }
 
-    /// The list of namespaces removed from now on, for the reactor to drain.
-    pub fn removed(&self) -> RemovedNamespaces {
-        self.removed.clone()
+    fn update_has_owner_cores(&self, backends: &[(NamespaceId, Rc<NamespaceBackend<E>>)]) {
+        self.has_owner_cores.set(backends.iter().any(|(_, backend)| backend.has_owner_cores()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair_yield::FairYield;
+    use octokv_base::{BufferPool, Key};
+    use octokv_device::{Device, MemoryDevice, RamDisk};
+    use octokv_engine::{AnyEngine, AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
+    use octokv_runtime::{
+        CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, block_on, open_device_queue,
+    };
+
+    fn backend(owner_cores: Option<usize>) -> NamespaceBackend<AnyEngine> {
+        let core_waker = CoreWaker::without_eventfd();
+        let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).expect("worker threads");
+        let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
+        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).expect("memory")));
+        let (devices, pool) = ([device], BufferPool::new(1 << 20));
+        let config = OpenConfig { durability: Durability::PowerSafe, cores: 2 };
+        let format = FormatConfig::default();
+        let opened = AnyVolume::open(&devices, &pool, config, &format);
+        let volume = block_on(opened, || ()).expect("a volatile device is formatted");
+        if let Some(cores) = owner_cores {
+            volume.assign_owner_cores(cores);
+        }
+        let engine = volume.engine(0, &devices, pool.clone());
+        let (device_name, list_yield) = (Rc::from("memory"), FairYield::default());
+        NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
+    }
+
+    #[test]
+    fn the_table_knows_whether_keys_of_any_namespace_have_owners() {
+        let table = NamespaceTable::default();
+        let has_owner_cores = table.has_owner_cores();
+        let [plain, owned] = [NamespaceId(1), NamespaceId(2)];
+        table.insert(plain, backend(None));
+        assert!(!has_owner_cores.get());
+        table.insert(owned, backend(Some(2)));
+        assert!(has_owner_cores.get());
+        let key = Key::new(b"key").expect("three bytes");
+        let (exist, flush) = (RequestOperation::Exist { key }, RequestOperation::Flush);
+        let owner_of = |id, operation| table.get(id).and_then(|backend| backend.owner_core(operation));
+        assert!(owner_of(owned, &exist).is_some_and(|core| core < 2));
+        assert_eq!((owner_of(plain, &exist), owner_of(owned, &flush)), (None, None));
+        table.remove(owned);
+        assert!(!has_owner_cores.get());
     }
 }

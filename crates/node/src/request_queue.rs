@@ -92,6 +92,11 @@ impl RequestQueue {
         self.waiting.pop_front()
     }
 
+    /// The requests, first to last.
+    pub fn iter(&self) -> impl Iterator<Item = &PendingRequest> {
+        self.waiting.iter()
+    }
+
     /// Requests in the queue.
     pub fn len(&self) -> usize {
         self.waiting.len()

@@ -139,8 +139,8 @@ impl RequestScheduler {
         let decision = &interval.decision;
         for tenant in 0..TENANTS_MAX {
             let rule = decision.rule(TenantId(tenant));
-            self.rules[tenant as usize] =
-                TenantAction { may_offload: rule.migrates, requeues: rule.requeues };
+            let may_offload = rule.migrates && decision.action != PolicyAction::Nothing;
+            self.rules[tenant as usize] = TenantAction { may_offload, requeues: rule.requeues };
         }
         self.router.install(decision.core_migrations(self.core).unwrap_or(&CoreMigrations::default()));
         self.requeue_queue.set_held_max(interval.config.held_max);
@@ -191,7 +191,7 @@ impl RequestScheduler {
         self.is_passthrough
     }
 
-    /// Where a request of this core's connections runs.
+    /// Where a request of this core's connections runs, if its key has no owner core.
     pub fn route(&mut self, request: &PendingRequest) -> RoutingDecision {
         if !self.rules[request.tenant.0 as usize].may_offload {
             return RoutingDecision::Local;
@@ -398,6 +398,7 @@ impl RequestScheduler {
         self.release_all(queue);
         self.action = PolicyAction::Nothing;
         self.is_passthrough = true;
+        self.rules.fill(TenantAction::default());
     }
 
     /// Requests queued here.

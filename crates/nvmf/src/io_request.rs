@@ -106,6 +106,26 @@ pub enum RequestOperation {
     },
 }
 
+impl RequestOperation {
+    /// The key of an operation on one key.
+    pub fn key(&self) -> Option<&Key> {
+        match self {
+            RequestOperation::Store { key, .. }
+            | RequestOperation::Retrieve { key, .. }
+            | RequestOperation::Delete { key }
+            | RequestOperation::Exist { key } => Some(key),
+            RequestOperation::List { .. }
+            | RequestOperation::Flush
+            | RequestOperation::Read { .. }
+            | RequestOperation::Write { .. }
+            | RequestOperation::Compare { .. }
+            | RequestOperation::WriteZeroes { .. }
+            | RequestOperation::Deallocate { .. }
+            | RequestOperation::Verify { .. } => None,
+        }
+    }
+}
+
 /// The outcome of a request.
 #[derive(Debug)]
 pub enum RequestOutcome {

@@ -39,6 +39,7 @@ const NODE: NodePlan = NodePlan {
     pool_bytes: 8 << 20,
     device_depth: 128,
     requests_max: 256,
+    has_owner_cores: false,
     queue_depth: 256,
     in_capsule_bytes: 4096,
     max_h2c_data: 512 << 10,

@@ -136,6 +136,9 @@ impl KvNodeUnderTest {
     pub fn start_serving(&mut self, volume: AnyVolume) {
         // Recovery is complete: its reactor ends.
         self.remove_reactors();
+        if self.sim_node.plan.has_owner_cores {
+            volume.assign_owner_cores(self.sim_node.plan.cores);
+        }
         let config = self.sim_node.subsystem_config();
         let namespace = namespace_info(&volume, config.key_bytes_max);
         let target = Target::new(config, vec![namespace]);

@@ -128,6 +128,8 @@ pub struct NodePlan {
     pub device_depth: usize,
     /// Maximum requests in flight per core.
     pub requests_max: usize,
+    /// Whether each key has an owner core, which alone may execute operations on it.
+    pub has_owner_cores: bool,
     /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_depth: u16,
     /// In-capsule data size of I/O queues, in bytes.
@@ -329,6 +331,8 @@ impl KvScenarioPlan {
         let mut random = Prng::new(mix64(seed.wrapping_mul(8) + scenario as u64));
         let random = &mut random;
         let mut node = draw_node(random);
+        // A generator of its own: the other draws of a seed do not depend on it.
+        node.has_owner_cores = Prng::new(mix64(seed ^ 0x0e4e)).one_in(3);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
             let data_bytes = u64::from(node.value_bytes_max) * between(random, 2, 8);
@@ -379,6 +383,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         pool_bytes: pick(random, &[5, 8, 100]) * (value_bytes_max as usize + 8192),
         device_depth: pick(random, &[1, 4, 32, 128]),
         requests_max: pick(random, &[1, 3, 16, 256]),
+        has_owner_cores: false,
         queue_depth: pick(random, &[2, 5, 32, 256]),
         in_capsule_bytes: pick(random, &[0, 512, 4096, 16 << 10]),
         max_h2c_data: pick(random, &[4096, 16 << 10, 512 << 10]),

@@ -1,8 +1,8 @@
-//! Injected scheduling bugs are found: a response lost between cores, a queued request dropped. A check that
-//! simulations offload and queue requests shows that the search covers both.
+//! Injected scheduling bugs are found: a response lost between cores, a queued request dropped, a request executed beside
+//! the owner of its key. A check that simulations offload and queue requests shows that the search covers them.
 
 use octokv_node::bug_injection::{InjectedBug, inject, injected};
-use octokv_sim::{Scenario, SweepConfig, run_sweep};
+use octokv_sim::{KvScenarioPlan, Scenario, SweepConfig, run_sweep};
 use std::sync::Once;
 
 fn silence_expected_panics() {
@@ -17,7 +17,7 @@ fn silence_expected_panics() {
     });
 }
 
-fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
+fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) -> String {
     silence_expected_panics();
     inject(Some(bug));
     let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
@@ -29,6 +29,7 @@ fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
         outcome.seeds,
         failure.message.lines().next().unwrap_or_default()
     );
+    failure.message
 }
 
 #[test]
@@ -39,6 +40,33 @@ fn a_response_that_is_lost_between_cores_is_found() {
 #[test]
 fn a_request_that_is_forgotten_when_the_policy_changes_is_found() {
     assert_found(InjectedBug::DropQueued, Scenario::Calm, 300);
+}
+
+#[test]
+fn a_request_that_is_executed_beside_the_owner_of_its_key_is_found() {
+    let message = assert_found(InjectedBug::ExecuteBesideOwner, Scenario::Everything, 100);
+    assert!(message.contains("starts on a core that does not own it"), "{message}");
+}
+
+#[test]
+fn requests_go_to_the_owners_of_their_keys_under_every_fault() {
+    let has_owners = |seed: &u64| {
+        let node = KvScenarioPlan::draw(*seed, Scenario::Everything).nodes[0];
+        node.has_owner_cores && node.cores > 1
+    };
+    let (mut simulations, mut offloaded, mut operations) = (0, 0, 0);
+    for seed in (0..60).filter(has_owners) {
+        let config = SweepConfig { scenario: Some(Scenario::Everything), ..SweepConfig::new(seed..seed + 1) };
+        let outcome = run_sweep(&config, |report| {
+            simulations += 1;
+            offloaded += report.stats.offloaded;
+            operations += report.stats.operations;
+            true
+        });
+        assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
+    }
+    // Between a half and three quarters of the keys belong to another core than the connection's.
+    assert!(simulations >= 10 && offloaded * 3 > operations, "{simulations}: {offloaded} of {operations}");
 }
 
 #[test]

@@ -526,11 +526,13 @@ impl HashCore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{record_of, value_of};
+    use crate::conformance::{key_of, record_of, value_of};
+    use crate::contract_clauses::Clauses;
     use crate::hash::{HashEngine, index, open};
     use crate::{Engine, FormatConfig, OpenConfig};
     use octokv_device::{MemoryDevice, RamDisk};
     use octokv_runtime::block_on;
+    use std::cell::RefCell;
 
     fn volatile_engine() -> HashEngine {
         let pool = BufferPool::new(1 << 20);
@@ -572,6 +574,19 @@ mod tests {
             engine.volume().partitions.iter().map(|partition| partition.state.lock()).collect();
         keys.iter().for_each(prefetch_all);
         drop(guards);
+    }
+
+    #[test]
+    fn keys_have_owners_only_once_they_are_assigned() {
+        let engine = volatile_engine();
+        assert!(!engine.has_owner_cores());
+        engine.volume().assign_owner_cores(3);
+        assert!(engine.has_owner_cores());
+        Clauses { engine: &engine, idle: &RefCell::new(|| ()) }.owner_cores(3);
+        for core in 0..3 {
+            let owned = (0..300).filter(|&index| engine.owner_core(&key_of(index)) == Some(core)).count();
+            assert!((60..150).contains(&owned), "core {core} owns {owned} of 300 keys");
+        }
     }
 
     #[test]

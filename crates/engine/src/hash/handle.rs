@@ -151,6 +151,10 @@ impl Engine for HashEngine {
         record::LAYOUT
     }
 
+    fn owner_core(&self, key: &Key) -> Option<usize> {
+        self.core.volume.owner_core(key)
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.core.volume.statistics()
     }

@@ -19,7 +19,7 @@ use sha1::{Digest, Sha1};
 use smallvec::{Array, SmallVec};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Shards of the key locks: cores that write different keys rarely contend.
 const KEY_LOCK_SHARDS: usize = 64;
@@ -52,6 +52,8 @@ pub struct HashVolume {
     pub(super) epochs: Epochs,
     pub(super) commits: CommitQueue<IndexChange>,
     next_sequence: AtomicU64,
+    /// Cores among which keys have owners ([`HashVolume::assign_owner_cores`]); 0 if any core may run any operation.
+    owner_cores: AtomicUsize,
     used_bytes: Arc<AtomicU64>,
     pub(super) checkpoints: AtomicU64,
     checkpoint_attempts: AtomicU64,
@@ -97,6 +99,7 @@ impl HashVolume {
                 },
             ),
             next_sequence: AtomicU64::new(u64::from(superblock.incarnation) << 40),
+            owner_cores: AtomicUsize::new(0),
             used_bytes: Arc::new(AtomicU64::new(used)),
             checkpoints: AtomicU64::new(0),
             checkpoint_attempts: AtomicU64::new(0),
@@ -140,6 +143,22 @@ impl HashVolume {
     }
     pub(super) fn layout(&self) -> &HashSuperblock {
         &self.layout
+    }
+
+    /// Gives each key an owner among `cores` cores. This engine needs none: it serves simulations of engines that do.
+    ///
+    /// # Panics
+    /// If `cores` is 0.
+    pub(crate) fn assign_owner_cores(&self, cores: usize) {
+        assert!(cores > 0, "owners among no cores");
+        self.owner_cores.store(cores, Ordering::Relaxed);
+    }
+
+    /// The owner of a key, if keys have owners.
+    pub(super) fn owner_core(&self, key: &Key) -> Option<usize> {
+        let position = (self.hash(key) >> 64) as u64;
+        let core = position.checked_rem(self.owner_cores.load(Ordering::Relaxed) as u64)?;
+        Some(core as usize)
     }
 
     /// The hash of a key.

@@ -17,7 +17,7 @@
 //! # Layout
 //! - this file: the parts of a core, and its iteration.
 //! - `connections`, `acceptor`: the connections of this core; new ones of the node. `core_links`, `messages`: the other cores.
-//! - `requests`: from admission to completion. `accounting`: processor time, metrics, sampling intervals.
+//! - `requests`: from admission to completion. `owner_queues`: requests that wait for the owners of their keys. `accounting`: processor time, metrics, sampling intervals.
 //! - `ingress`: bytes to requests, messages of other cores. `egress`: completions, responses, closed connections.
 
 mod acceptor;
@@ -27,6 +27,7 @@ mod core_links;
 mod egress;
 mod ingress;
 mod messages;
+mod owner_queues;
 mod requests;
 
 use acceptor::Acceptor;
@@ -233,7 +234,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     workers: WorkerPool<PendingRequest, F>,
 ) -> Reactor<S, F> {
     let (cores, core) = (parts.mailbox.core_count(), CoreId::from_index(parts.core));
-    let namespaces = Rc::clone(&parts.namespaces);
+    let (namespaces, owners) = (Rc::clone(&parts.namespaces), Rc::clone(&parts.namespaces));
     let node_requests = node_requests_max(parts.target.config());
     let limits = SchedulerLimits {
         requests_max: parts.requests_max,
@@ -241,14 +242,17 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
         queued_bytes_max: parts.pool.budget_bytes() / TENANT_BUFFER_DIVISOR,
     };
     let requests = Requests::new(
+        core,
         RequestScheduler::new(core, cores, limits),
         request_queue,
         workers,
         completions,
-        RequestLimits { workers: parts.requests_max, node_requests },
+        RequestLimits { workers: parts.requests_max, node_requests, cores },
         RequestNamespaces {
             removed: parts.namespaces.removed(),
             is_served: Box::new(move |namespace| namespaces.get(namespace).is_some()),
+            has_owner_cores: parts.namespaces.has_owner_cores(),
+            owner_core: Box::new(move |namespace, operation| owners.get(namespace)?.owner_core(operation)),
         },
     );
     Reactor {
@@ -287,6 +291,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
         worked |= self.requests.fail_removed_namespaces();
         let mut target_worked = self.accept(now);
         target_worked |= self.process_messages(now);
+        if !self.requests.owner_queues.is_empty() {
+            target_worked |= self.requests.send_to_owners(&mut self.links, &self.accounting);
+        }
         if self.requests.are_waiting() {
             // Requests of other cores do not stop this core from receiving its own.
             self.accounting.end_stage(Stage::Target, target_worked);
@@ -307,6 +314,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
         replied |= self.tick(now);
         self.accounting.end_stage(Stage::Target, replied);
         worked |= target_worked | kv_worked | device_worked | peers_worked | kv_again | replied;
+        // No event announces space in another core's ring: until there is some, every iteration tries again.
+        worked |= !self.requests.owner_queues.is_empty();
         self.requests.scheduler.end_iteration(worked);
         worked
     }

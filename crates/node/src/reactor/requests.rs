@@ -2,21 +2,25 @@
 //!
 //! ```text
 //!   admit ─▶ scheduler (policies, fair queue) ─▶ queue ─▶ workers ─▶ completions ─▶ connections, other cores
-//!              └─ offloaded to another core
+//!    │         └─ offloaded to another core
+//!    └─ key of another core ─▶ that core, at once or from a queue (`owner_queues`)
 //! ```
-//! Invariants: a request has one completion; no more requests and completions exist than command slots of the node.
+//! Invariants: a request has one completion; no more requests and completions exist than command slots of the node; a
+//! request on a key with an owner core starts on that core, under every policy; a request of another core stays here.
 
 use super::accounting::Accounting;
 use super::core_links::CoreLinks;
 use super::messages::RequestCompletion;
+use super::owner_queues::OwnerQueues;
+use crate::bug_injection::{self, InjectedBug};
 use crate::namespace_table::RemovedNamespaces;
 use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
 use crate::request_scheduler::RequestScheduler;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_nvmf::{IoRequest, RequestOutcome};
+use octokv_nvmf::{IoRequest, RequestOperation, RequestOutcome};
 use octokv_runtime::WorkerPool;
-use octokv_sched::{RoutingDecision, TenantId};
-use std::cell::RefCell;
+use octokv_sched::{CoreId, RoutingDecision, TenantId};
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::Future;
 use std::rc::Rc;
@@ -27,9 +31,14 @@ const FAIR_DISPATCH_MAX: Nanos = Nanos::from_micros(20);
 
 /// See the module header.
 pub(super) struct Requests<F> {
+    core: CoreId,
     pub scheduler: RequestScheduler,
     /// Requests that wait for a worker.
     pub queue: RequestQueue,
+    /// Requests at the front of the queue of which [`Requests::check_owners`] knows that they may start here.
+    checked_count: usize,
+    /// Requests that wait for the ring to the core that owns their key.
+    pub owner_queues: OwnerQueues,
     pub workers: WorkerPool<PendingRequest, F>,
     /// Of workers, in this iteration.
     pub completions: Rc<RefCell<Vec<RequestCompletion>>>,
@@ -38,9 +47,7 @@ pub(super) struct Requests<F> {
     completions_max: usize,
     /// Requests waiting for workers above which no messages are received; also the number of workers.
     waiting_max: usize,
-    /// Namespaces removed since the last iteration.
-    removed_namespaces: RemovedNamespaces,
-    is_served: Box<dyn Fn(NamespaceId) -> bool>,
+    pub namespaces: RequestNamespaces,
 }
 
 /// The bounds of a core's requests.
@@ -49,7 +56,12 @@ pub(super) struct RequestLimits {
     pub workers: usize,
     /// The command slots of the node.
     pub node_requests: usize,
+    /// The cores of the node.
+    pub cores: usize,
 }
+
+/// The owner core of an operation on a namespace.
+type OwnerCoreFn = dyn Fn(NamespaceId, &RequestOperation) -> Option<usize>;
 
 /// What requests know of the core's namespaces.
 pub(super) struct RequestNamespaces {
@@ -57,11 +69,16 @@ pub(super) struct RequestNamespaces {
     pub removed: RemovedNamespaces,
     /// Whether the core serves one.
     pub is_served: Box<dyn Fn(NamespaceId) -> bool>,
+    /// Whether keys of one have owner cores: only then is `owner_core` called.
+    pub has_owner_cores: Rc<Cell<bool>>,
+    /// The core that has to execute an operation; `None` if any may, or if the core does not serve the namespace.
+    pub owner_core: Box<OwnerCoreFn>,
 }
 
 impl<F: Future<Output = Infallible>> Requests<F> {
-    /// No requests. The workers push their completions to `completions`.
+    /// No requests on `core`. The workers push their completions to `completions`.
     pub fn new(
+        core: CoreId,
         scheduler: RequestScheduler,
         queue: RequestQueue,
         workers: WorkerPool<PendingRequest, F>,
@@ -70,21 +87,23 @@ impl<F: Future<Output = Infallible>> Requests<F> {
         namespaces: RequestNamespaces,
     ) -> Requests<F> {
         Requests {
+            core,
             scheduler,
             queue,
+            checked_count: 0,
+            owner_queues: OwnerQueues::new(limits.cores, limits.node_requests),
             workers,
             completions,
             delivering: Vec::new(),
             completions_max: limits.node_requests,
             waiting_max: limits.workers,
-            removed_namespaces: namespaces.removed,
-            is_served: namespaces.is_served,
+            namespaces,
         }
     }
 
     /// Requests that have not ended on this core.
     pub fn count(&self) -> usize {
-        self.queue.len() + self.scheduler.len() + self.workers.running()
+        self.queue.len() + self.scheduler.len() + self.owner_queues.len() + self.workers.running()
     }
 
     /// Whether requests wait for a worker: nothing is received from hosts then.
@@ -119,13 +138,20 @@ impl<F: Future<Output = Infallible>> Requests<F> {
             timing,
             ticket_id: TicketId::NONE,
         });
-        if self.scheduler.is_passthrough() {
+        let has_owners = self.namespaces.has_owner_cores.get();
+        if self.scheduler.is_passthrough() && !has_owners {
             admitted.for_each(|request| self.queue.push(request));
             return metrics.record_executed_locally(count);
         }
         let mut executed_locally = 0;
         for mut request in admitted {
-            if let RoutingDecision::Offload(to) = self.scheduler.route(&request) {
+            let owner = if has_owners { self.owner_of(&request, links) } else { None };
+            if let Some(owner) = owner {
+                if owner != home_core {
+                    self.owner_queues.send(owner, request, links, metrics);
+                    continue;
+                }
+            } else if let RoutingDecision::Offload(to) = self.scheduler.route(&request) {
                 let timing = request.timing;
                 request.timing = metrics.transfer_timing(to, tenant, timing);
                 match links.offload(to, request) {
@@ -143,7 +169,29 @@ impl<F: Future<Output = Infallible>> Requests<F> {
         metrics.record_executed_locally(executed_locally);
     }
 
-    /// Takes a request of another core's connection.
+    /// The core that owns the key of a request, if one does.
+    ///
+    /// # Panics
+    /// The engine names a core that does not exist: a bug of this program.
+    #[inline(never)]
+    fn owner_of(&self, request: &PendingRequest, links: &CoreLinks) -> Option<CoreId> {
+        let owner = (self.namespaces.owner_core)(request.namespace, &request.operation)?;
+        assert!(owner < links.core_count(), "core {owner} owns a key and does not exist");
+        if bug_injection::is_injected(InjectedBug::ExecuteBesideOwner) && !links.has_room(owner) {
+            return Some(links.core());
+        }
+        Some(CoreId::from_index(owner))
+    }
+
+    /// Sends the requests that wait for the owners of their keys, as far as the rings have space, after the completions
+    /// that wait: otherwise these requests could take all of it. Returns whether any was sent.
+    #[cold]
+    pub fn send_to_owners(&mut self, links: &mut CoreLinks, accounting: &Accounting) -> bool {
+        links.send_completions();
+        self.owner_queues.send_waiting(links, &accounting.metrics)
+    }
+
+    /// Takes a request of another core's connection, which is never offloaded again.
     pub fn enqueue(&mut self, request: PendingRequest, accounting: &Accounting, now: Nanos) {
         self.scheduler.enqueue(request, &mut self.queue, &accounting.metrics, now);
     }
@@ -151,7 +199,29 @@ impl<F: Future<Output = Infallible>> Requests<F> {
     /// Starts the requests that wait for a worker.
     #[inline]
     pub fn start_waiting(&mut self) -> bool {
-        self.queue.start(&mut self.workers)
+        if self.namespaces.has_owner_cores.get() {
+            self.check_owners();
+        }
+        let started = self.queue.start(&mut self.workers);
+        self.checked_count = self.queue.len();
+        started
+    }
+
+    /// Checks, apart from the routing, that no other core owns the keys of the requests that start next.
+    ///
+    /// # Panics
+    /// Another core does: a bug of this program, and an engine with owners would miss or lose the key's value.
+    #[cold]
+    fn check_owners(&self) {
+        for PendingRequest { namespace, operation, .. } in self.queue.iter().skip(self.checked_count) {
+            if let Some(owner) = (self.namespaces.owner_core)(*namespace, operation) {
+                assert_eq!(
+                    self.core.index(),
+                    owner,
+                    "an operation on a key starts on a core that does not own it"
+                );
+            }
+        }
     }
 
     /// Starts the requests that are due: those queued by the scheduler, then those waiting for a worker.
@@ -191,10 +261,10 @@ impl<F: Future<Output = Infallible>> Requests<F> {
 
     /// Fails queued requests of removed namespaces before another namespace can take the identifier.
     pub fn fail_removed_namespaces(&mut self) -> bool {
-        if self.removed_namespaces.is_empty() {
+        if self.namespaces.removed.is_empty() {
             return false;
         }
-        let removed = self.removed_namespaces.take();
+        let removed = self.namespaces.removed.take();
         self.fail_queued(|_, namespace| removed.contains(&namespace));
         true
     }
@@ -207,15 +277,18 @@ impl<F: Future<Output = Infallible>> Requests<F> {
     /// Fails the queued requests of the namespaces for which `is_gone` returns true.
     fn fail_queued(&mut self, is_gone: impl Fn(&dyn Fn(NamespaceId) -> bool, NamespaceId) -> bool) {
         self.scheduler.release_all(&mut self.queue);
-        let Requests { queue, completions, is_served, .. } = self;
+        let Requests { queue, owner_queues, completions, namespaces, .. } = self;
         let completions = &mut *completions.borrow_mut();
-        queue.retain(|request| {
-            let fails = is_gone(is_served, request.namespace);
+        let mut keep = |request: &mut PendingRequest| {
+            let fails = is_gone(&namespaces.is_served, request.namespace);
             if fails {
                 completions.push(missing_namespace_completion(request));
             }
             !fails
-        });
+        };
+        queue.retain(&mut keep);
+        owner_queues.retain(keep);
+        self.checked_count = 0;
     }
 }
 

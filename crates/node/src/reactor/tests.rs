@@ -1,8 +1,10 @@
 //! Messages of other cores: how many an iteration takes, and when it takes none; sessions with peers meanwhile.
-//! `wakeups`: what must not be slept over.
+//! `owners`: requests on keys that have an owner core. `wakeups`: what must not be slept over.
 
+mod owners;
 mod wakeups;
 
+use super::owner_queues::OwnerQueues;
 use super::*;
 use crate::block_backend::{BlockBackend, BlockVolume};
 use crate::core_metrics::RequestTiming;
@@ -20,6 +22,7 @@ use octokv_runtime::{
 use octokv_sched::TenantId;
 use std::cell::Cell;
 use std::io;
+use std::pin::Pin;
 
 const RING_CAPACITY: usize = 1024;
 const BLOCKS: NamespaceId = NamespaceId(1);
@@ -98,7 +101,7 @@ fn reactor_parts<S>(
         device_name: Rc::from("disk"),
     };
     namespaces.insert(BLOCKS, NamespaceBackend::Block(backend));
-    let monitor = Monitor::new(2, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+    let monitor = Monitor::new(mailbox.core_count(), octokv_sched::SchedConfig::default(), || Nanos::ZERO);
     let parts = ReactorParts {
         sockets,
         listeners: Vec::new(),
@@ -114,6 +117,18 @@ fn reactor_parts<S>(
         costs: SimulatedCosts::default(),
     };
     (parts, disk)
+}
+
+/// A worker that never ends a request.
+type StuckWorker = Pin<Box<dyn Future<Output = Infallible>>>;
+
+fn stuck_workers(count: usize, core_waker: &Arc<CoreWaker>) -> WorkerPool<PendingRequest, StuckWorker> {
+    WorkerPool::new(count, Arc::clone(core_waker), |job_slot: Rc<JobSlot<PendingRequest>>| {
+        Box::pin(async move {
+            job_slot.next_job().await;
+            std::future::pending().await
+        }) as StuckWorker
+    })
 }
 
 /// A read of the first block by a connection of `home_core`.

@@ -6,10 +6,6 @@ use octokv_client::{ClientConfig, Command, Session, Value};
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig, SimHostId, SimSockets};
 use octokv_sched::{Policy, SchedConfig};
-use std::pin::Pin;
-
-/// A worker that never ends a request.
-type StuckWorker = Pin<Box<dyn Future<Output = Infallible>>>;
 
 /// Core 0 of two with a listener on a simulated network, the mailbox of core 1, and a host.
 struct ListeningCore {
@@ -44,13 +40,7 @@ impl ListeningCore {
             target: Target::new(parts.target.config().clone(), vec![info]),
             ..parts
         };
-        let workers =
-            WorkerPool::new(4, Arc::clone(&core_wakers[0]), |job_slot: Rc<JobSlot<PendingRequest>>| {
-                Box::pin(async move {
-                    job_slot.next_job().await;
-                    std::future::pending().await
-                }) as StuckWorker
-            });
+        let workers = stuck_workers(4, &core_wakers[0]);
         let request_queue = RequestQueue::new(node_requests_max(parts.target.config()), |_, _| ());
         let reactor = assemble(parts, Rc::default(), request_queue, workers);
         ListeningCore { sim, reactor, other_core, host, address }
