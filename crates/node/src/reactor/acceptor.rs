@@ -1,7 +1,8 @@
 //! New connections of a node, on the first core: accepted, and assigned to all cores in rotation.
 //!
 //! Invariants: at most [`ACCEPTS_PER_ITERATION`] accepted connections wait for a core; behind them, the kernel's accept
-//! queue holds new ones.
+//! queue holds new ones. The listeners take turns in being first, so that a flood on one of them does not keep out the
+//! connections on the others.
 
 use super::core_links::CoreLinks;
 use octokv_nvmf::Target;
@@ -18,6 +19,8 @@ pub(super) type AcceptedConnection = (SocketId, SocketAddr, SocketAddr);
 /// See the module header.
 pub(super) struct Acceptor {
     listeners: Vec<(ListenerId, SocketAddr)>,
+    /// Index of the listener that is first in the next iteration.
+    first_listener: usize,
     unassigned: VecDeque<AcceptedConnection>,
     /// Connections assigned to cores so far.
     assigned_count: usize,
@@ -26,13 +29,14 @@ pub(super) struct Acceptor {
 impl Acceptor {
     /// Accepts on these listeners, of which only the first core has any.
     pub fn new(listeners: Vec<(ListenerId, SocketAddr)>) -> Acceptor {
-        Acceptor { listeners, unassigned: VecDeque::new(), assigned_count: 0 }
+        Acceptor { listeners, first_listener: 0, unassigned: VecDeque::new(), assigned_count: 0 }
     }
 
     /// Accepts connections. True if there were any.
     pub fn accept(&mut self, sockets: &mut impl Sockets) -> bool {
         let mut worked = false;
-        for &(listener, address) in &self.listeners {
+        let (before, after) = self.listeners.split_at(self.first_listener);
+        for &(listener, address) in after.iter().chain(before) {
             for _ in self.unassigned.len()..ACCEPTS_PER_ITERATION {
                 let Some((socket, peer)) = sockets.accept(listener) else { break };
                 let local = sockets.local_address(socket).unwrap_or(address);
@@ -40,6 +44,7 @@ impl Acceptor {
                 worked = true;
             }
         }
+        self.first_listener = if after.len() > 1 { self.first_listener + 1 } else { 0 };
         assert!(self.unassigned.len() <= ACCEPTS_PER_ITERATION, "more accepted than a core may hold");
         worked
     }
@@ -73,5 +78,63 @@ impl Acceptor {
     /// Accepted connections that wait for a core.
     pub fn unassigned(&self) -> usize {
         self.unassigned.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_runtime::{DetachedSocket, ReceiveStatus, SendStatus};
+    use std::io::{self, IoSlice};
+
+    /// Listeners of which every other one has connections without end.
+    struct FloodedSockets {
+        accepted: Vec<ListenerId>,
+        next_socket: u32,
+    }
+
+    impl Sockets for FloodedSockets {
+        fn listen(&mut self, _: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn accept(&mut self, listener: ListenerId) -> Option<(SocketId, SocketAddr)> {
+            let has_waiting = listener.0.is_multiple_of(2) || !self.accepted.contains(&listener);
+            has_waiting.then(|| {
+                self.accepted.push(listener);
+                self.next_socket += 1;
+                (SocketId(self.next_socket), ([127, 0, 0, 1], 50_000).into())
+            })
+        }
+        fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+        fn detach(&mut self, _: SocketId) -> Option<DetachedSocket> {
+            None
+        }
+        fn attach(&mut self, _: DetachedSocket) -> SocketId {
+            unreachable!("nothing is detached")
+        }
+        fn receive(&mut self, _: SocketId, _: &mut [u8]) -> ReceiveStatus {
+            ReceiveStatus::WouldBlock
+        }
+        fn send(&mut self, _: SocketId, _: &[IoSlice<'_>]) -> SendStatus {
+            SendStatus::WouldBlock
+        }
+        fn ready(&mut self, _: &mut Vec<SocketId>) {}
+        fn close(&mut self, _: SocketId) {}
+    }
+
+    #[test]
+    fn a_flood_on_some_listeners_does_not_keep_out_the_others() {
+        let listeners = (0..4).map(|index| (ListenerId(index), ([127, 0, 0, 1], 4420).into())).collect();
+        let mut acceptor = Acceptor::new(listeners);
+        let mut sockets = FloodedSockets { accepted: Vec::new(), next_socket: 0 };
+        for _ in 0..4 {
+            assert!(acceptor.accept(&mut sockets));
+            acceptor.unassigned.clear();
+        }
+        let quiet = [ListenerId(1), ListenerId(3)];
+        assert!(quiet.iter().all(|listener| sockets.accepted.contains(listener)), "{:?}", sockets.accepted);
+        assert_eq!(sockets.accepted.len(), 4 * ACCEPTS_PER_ITERATION);
     }
 }
