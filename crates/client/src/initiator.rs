@@ -150,8 +150,11 @@ impl Initiator {
     }
 
     /// Removes `bytes` unsent bytes, which the socket of the queue accepted.
+    #[inline]
     pub fn advance_sent(&mut self, queue: u16, bytes: usize) {
         self.queues[usize::from(queue)].advance_sent(bytes);
+        // A command that completed before it was sent ends here, perhaps as the last one.
+        self.shut_down_when_drained();
     }
 
     /// Submits a command on the next I/O queue with a free slot, round robin.

@@ -3,8 +3,9 @@
 use crate::support::{SessionFixture, address, pattern, target};
 use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_client::{ClientConfig, Command, ConnectionError, Error, Reconnect, Response, StoreMode, Value};
-use octokv_wire::Status;
 use octokv_wire::kv::UncheckedKeyList;
+use octokv_wire::pdu::{self, NegotiatedParams};
+use octokv_wire::{Cqe, Status};
 
 fn key(bytes: &[u8]) -> Key {
     Key::new(bytes).unwrap()
@@ -89,6 +90,39 @@ fn long_keys_are_listed_and_deleted() {
     assert_eq!(keys(from_m), [long.as_slice(), b"z"]);
     assert!(matches!(fixture.execute(Command::Delete { key: key(&long) }), Ok(Response::Deleted)));
     assert_eq!(fixture.get(&long), None);
+}
+
+#[test]
+fn a_session_shuts_down_at_once_after_a_command_that_failed_before_it_was_sent() {
+    let mut fixture = SessionFixture::live(ClientConfig::default(), target(|_| {}));
+    let value = pattern(100_000);
+    let store = Command::Store { key: key(b"k"), value: Value::Slice(&value), mode: StoreMode::Upsert };
+    fixture.session.submit(store, 1).expect("a slot is free");
+    let now = fixture.sockets.0.borrow().now;
+    fixture.session.poll(now, |_, _| panic!("nothing was executed"));
+    // The command is sent. Its data is requested, and waits for the socket.
+    fixture.sockets.0.borrow_mut().sends_blocked = true;
+    fixture.sockets.pump();
+    fixture.step(Nanos(1));
+    let mut response = Vec::new();
+    let failed = Cqe::new(0, 0, Status::INTERNAL_ERROR, 0, 0);
+    pdu::encode_response(&failed, &NegotiatedParams::initial(), &mut response);
+    fixture.sockets.inject(1, &response);
+    fixture.run_until(|fixture| !fixture.completed.is_empty());
+    assert!(fixture.completed.remove(0).1.is_err());
+    assert_eq!(fixture.session.in_flight(), 1, "the data is not sent yet");
+    let closed_at = fixture.sockets.0.borrow().now;
+    fixture.session.close(closed_at, |_, _| panic!("no command is left"));
+    // The target does not respond a second time, and executes the requests of the shutdown.
+    fixture.sockets.0.borrow_mut().hold_requests = true;
+    fixture.sockets.0.borrow_mut().sends_blocked = false;
+    fixture.run_until(|fixture| {
+        fixture.sockets.release(0);
+        fixture.session.ended().is_some()
+    });
+    let took = fixture.sockets.0.borrow().now.since(closed_at);
+    assert!(took < Nanos::from_millis(10), "{took:?}");
+    assert_eq!(fixture.session.ended(), Some(Error::Closed));
 }
 
 #[test]

@@ -164,6 +164,20 @@ impl MemorySockets {
         self.0.borrow_mut().connections.iter_mut().for_each(|connection| connection.cut());
     }
 
+    /// Bytes that the client receives on a connection as if the target had sent them.
+    pub fn inject(&self, connection: usize, bytes: &[u8]) {
+        self.0.borrow_mut().connections[connection].to_client.extend(bytes);
+    }
+
+    /// Executes the held requests of a connection.
+    pub fn release(&self, connection: usize) {
+        let network = &mut *self.0.borrow_mut();
+        let MemoryConnection { connection, held_requests, .. } = &mut network.connections[connection];
+        for request in held_requests.drain(..) {
+            connection.complete(request.slot, network.store.execute(request.operation));
+        }
+    }
+
     /// Runs one iteration of the target.
     pub fn pump(&self) {
         let network = &mut *self.0.borrow_mut();
