@@ -24,7 +24,6 @@ use crate::session_io::SessionIo;
 use octokv_base::Nanos;
 use octokv_runtime::{CoreWaker, SocketId, Sockets, WaiterQueue, WaiterTicket};
 use std::cell::RefCell;
-use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -56,7 +55,7 @@ struct PeerState {
     /// Callers that wait until their command is admitted, with its `buffer_bytes`.
     admission: WaiterQueue<usize>,
     /// Callers of [`PeerSession::until_live`].
-    live_waiters: Vec<Waker>,
+    live_waiters: WaiterQueue<()>,
     close_state: CloseState,
 }
 
@@ -80,7 +79,7 @@ impl PeerShared {
             io: SessionIo::new(address, client, now),
             commands: PeerCommands::new(limits),
             admission: WaiterQueue::default(),
-            live_waiters: Vec::new(),
+            live_waiters: WaiterQueue::default(),
             close_state: CloseState::Open,
         });
         Rc::new(PeerShared { state, core_waker })
@@ -170,13 +169,22 @@ impl PeerState {
             waker.wake();
             woken = true;
         }
-        let is_decided =
-            self.accepts_commands() || self.close_state != CloseState::Open || self.io.initiator().is_ended();
-        if is_decided && !self.live_waiters.is_empty() {
-            self.live_waiters.drain(..).for_each(Waker::wake);
-            woken = true;
+        if self.live_result().is_some() {
+            while let Some(((), waker)) = self.live_waiters.pop_front() {
+                waker.into_iter().for_each(Waker::wake);
+                woken = true;
+            }
         }
         woken
+    }
+
+    /// What a caller of [`PeerSession::until_live`] awaits; `None` while the session may still become live.
+    fn live_result(&self) -> Option<Result<(), Error>> {
+        if self.accepts_commands() {
+            return Some(Ok(()));
+        }
+        let has_ended = self.close_state != CloseState::Open || self.io.initiator().is_ended();
+        has_ended.then(|| Err(self.unavailable_error()))
     }
 
     fn poll_admission(
@@ -254,20 +262,7 @@ impl PeerSession {
     /// # Errors
     /// [`Error::Connect`] or [`Error::Closed`] if it has ended.
     pub async fn until_live(&self) -> Result<(), Error> {
-        poll_fn(|context| {
-            let state = &mut *self.0.state.borrow_mut();
-            if state.accepts_commands() {
-                return Poll::Ready(Ok(()));
-            }
-            if state.close_state != CloseState::Open || state.io.initiator().is_ended() {
-                return Poll::Ready(Err(state.unavailable_error()));
-            }
-            if !state.live_waiters.iter().any(|waiter| waiter.will_wake(context.waker())) {
-                state.live_waiters.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+        UntilLive { peer: &self.0, ticket: None }.await
     }
 
     /// Closes the session gracefully: commands in flight may complete for up to a second, then the controller is shut
@@ -323,6 +318,39 @@ impl Drop for PeerSession {
         // This handle and the poll group hold it.
         if Rc::strong_count(&self.0) == 2 {
             self.0.request_close();
+        }
+    }
+}
+
+/// Waits until the session is live or has ended.
+struct UntilLive<'a> {
+    peer: &'a PeerShared,
+    ticket: Option<WaiterTicket>,
+}
+
+impl Future for UntilLive<'_> {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let UntilLive { peer, ticket } = &mut *self;
+        let state = &mut *peer.state.borrow_mut();
+        if let Some(result) = state.live_result() {
+            return Poll::Ready(result);
+        }
+        // The session was live and is not any more: the wake-up took this caller out of the queue.
+        if !ticket.is_some_and(|ticket| state.live_waiters.set_waker(ticket, context.waker())) {
+            let queued = state.live_waiters.push(());
+            state.live_waiters.set_waker(queued, context.waker());
+            *ticket = Some(queued);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for UntilLive<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.peer.state.borrow_mut().live_waiters.remove(ticket);
         }
     }
 }

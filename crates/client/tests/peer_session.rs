@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type Results = Rc<RefCell<Vec<(u32, Result<Response, Error>)>>>;
@@ -253,6 +254,29 @@ fn a_peer_that_starts_later_is_connected_with_back_off() {
     reactor.sockets.0.borrow_mut().refuse = false;
     reactor.run_until(|_| is_live.borrow().is_some());
     assert_eq!(*is_live.borrow(), Some(Ok(())));
+}
+
+#[test]
+fn a_dropped_wait_for_a_session_leaves_nothing_behind() {
+    struct CountedWaker;
+    impl Wake for CountedWaker {
+        fn wake(self: Arc<Self>) {}
+    }
+    let mut reactor = Reactor::new();
+    reactor.sockets.0.borrow_mut().refuse = true;
+    let peer = reactor.connect(config(ClientConfig::default()));
+    let wakers: Vec<Arc<CountedWaker>> = (0..10).map(|_| Arc::new(CountedWaker)).collect();
+    for counted in &wakers {
+        let waker = Waker::from(Arc::clone(counted));
+        let mut context = Context::from_waker(&waker);
+        let mut wait = Box::pin(peer.until_live());
+        for _ in 0..3 {
+            assert!(wait.as_mut().poll(&mut context).is_pending());
+            reactor.step(Nanos::from_millis(1));
+        }
+        assert_eq!(Arc::strong_count(counted), 3, "here, in the context and once in the session");
+    }
+    assert!(wakers.iter().all(|counted| Arc::strong_count(counted) == 1));
 }
 
 #[test]
