@@ -46,8 +46,11 @@ pub enum Call {
         /// Condition of the store.
         mode: PutMode,
     },
-    /// Deletes the key; writes zeroes to a block.
+    /// Deletes the key, which must exist: an engine's delete.
     Delete,
+    /// Removes the value, if any: a Delete by a host, for which a missing key is no error unless the host enables it (feature
+    /// 20h); Write Zeroes of a block.
+    Clear,
     /// Deallocates a block: it is zeroed or unchanged afterwards.
     Deallocate,
     /// Reads the value.
@@ -133,7 +136,9 @@ fn check_bounded(start: KeyState, calls: &[CallRecord], states_max: usize) -> Ch
     for record in calls {
         match (record.outcome, record.call) {
             (Some(_), _) => search.known.push(*record),
-            (None, Call::Put { .. } | Call::Delete | Call::Deallocate) => search.unknown.push(*record),
+            (None, Call::Put { .. } | Call::Delete | Call::Clear | Call::Deallocate) => {
+                search.unknown.push(*record);
+            }
             (None, Call::Get | Call::Exist) => {}
         }
     }
@@ -155,8 +160,10 @@ fn check_bounded(start: KeyState, calls: &[CallRecord], states_max: usize) -> Ch
 /// What a write does that no call names.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum AnonymousEffect {
-    /// It removes the value.
+    /// It removes the value, which exists if the outcome is known.
     Removes,
+    /// It removes the value, if any.
+    Clears,
     /// It removes the value, or does nothing.
     Deallocates,
     /// It stores a value of this length, which is never read.
@@ -302,6 +309,7 @@ impl Search {
         }
         match record.call {
             Call::Delete => Some(AnonymousEffect::Removes),
+            Call::Clear => Some(AnonymousEffect::Clears),
             Call::Deallocate => Some(AnonymousEffect::Deallocates),
             Call::Put { operation, bytes, mode: PutMode::Upsert }
                 if !self.has_versions
@@ -394,7 +402,8 @@ fn apply_call(record: &CallRecord, state: KeyState) -> Option<KeyState> {
             condition_holds.then_some(KeyState::Holds { operation, bytes })
         }
         (Call::Delete, Some(CallResult::ConditionFailed)) => missing.then_some(state),
-        (Call::Delete | Call::Deallocate, _) => Some(KeyState::Missing),
+        (Call::Delete, Some(_)) => (!missing).then_some(KeyState::Missing),
+        (Call::Delete, None) | (Call::Clear | Call::Deallocate, _) => Some(KeyState::Missing),
         (Call::Get, Some(CallResult::Observed(seen))) => observation_matches(seen, state).then_some(state),
         // A corrupt record may have an intact length, and a list skips a record without a key.
         (Call::Exist, Some(CallResult::Observed(seen))) => {

@@ -36,13 +36,13 @@ fn is_linearizable(calls: &[Row]) -> bool {
 
 #[test]
 fn linearizable_histories_are_accepted_and_others_rejected() {
-    use Call::{Delete, Exist, Get};
+    use Call::{Clear, Delete, Exist, Get};
     let done = Some(CallResult::Acknowledged);
     let failed = Some(CallResult::ConditionFailed);
     let saw = |seen| Some(CallResult::Observed(seen));
     let value = |operation| saw(Observed::Value(operation));
     let nothing = saw(Observed::Absent);
-    let rows: [(bool, &[Row]); 16] = [
+    let rows: [(bool, &[Row]); 23] = [
         (true, &[(1, 2, put(1), done), (3, 4, Get, value(1))]),
         (false, &[(1, 2, put(1), done), (3, 4, Get, nothing)]),
         // Overlapping calls: a read returns either value, but never an older one after a newer one.
@@ -77,6 +77,14 @@ fn linearizable_histories_are_accepted_and_others_rejected() {
                 (5, 6, Get, value(2)),
             ],
         ),
+        // A delete is acknowledged only if the key may exist; a clear always.
+        (false, &[(1, 2, Delete, done)]),
+        (false, &[(1, 2, put(1), done), (3, 4, Delete, done), (5, 6, Delete, done)]),
+        (false, &[(1, 2, put(1), done), (3, 5, Delete, done), (4, 6, Delete, done)]),
+        (false, &[(1, 2, Delete, done), (3, NEVER, put(1), None)]),
+        (true, &[(1, NEVER, put(1), None), (2, 3, Delete, done), (4, 5, Get, nothing)]),
+        (true, &[(1, NEVER, Delete, None), (2, 3, put(1), done), (4, 5, Delete, done)]),
+        (true, &[(1, 2, Clear, done), (3, 5, Clear, done), (4, 6, Get, nothing)]),
         // Lengths and existence.
         (true, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(10)))]),
         (false, &[(1, 2, put(1), done), (3, 4, Exist, saw(Observed::Length(11)))]),
@@ -152,12 +160,13 @@ fn the_search_agrees_with_all_orders_of_few_calls() {
                 3 => Observed::NotValue(1 + random.below(6)),
                 _ => Observed::Value(1 + random.below(6)),
             };
-            let (call, result) = match random.below(9) {
+            let (call, result) = match random.below(10) {
                 0 => (Call::Delete, CallResult::Acknowledged),
                 1 => (Call::Delete, CallResult::ConditionFailed),
                 2 => (Call::Deallocate, CallResult::Acknowledged),
                 3..6 => (Call::Put { operation, bytes, mode }, CallResult::Acknowledged),
                 6 => (Call::Put { operation, bytes, mode: PutMode::AddOnly }, CallResult::ConditionFailed),
+                7 => (Call::Clear, CallResult::Acknowledged),
                 _ => (Call::Get, CallResult::Observed(seen)),
             };
             let began = random.below(40);

@@ -61,7 +61,7 @@ fn round(sessions: &mut [Session<KernelSockets>], round: u64, operations: u64) {
                             Call::Put { operation: submitted, bytes: length as u32, mode: PutMode::Upsert };
                         (call, Command::Store { key: key.clone(), value, mode })
                     }
-                    2 => (Call::Delete, Command::Delete { key: key.clone() }),
+                    2 => (Call::Clear, Command::Delete { key: key.clone() }),
                     _ => (Call::Get, Command::Retrieve { key: key.clone(), limit_bytes: u32::MAX }),
                 };
                 let id = history.begin(key.clone(), call);

@@ -109,7 +109,7 @@ impl History {
     pub fn last_write(&self, key: usize) -> u64 {
         let last = self.calls[key].iter().rev().find_map(|event| match event.call {
             Call::Put { operation, .. } => Some(operation),
-            Call::Delete => Some(0),
+            Call::Delete | Call::Clear => Some(0),
             _ => None,
         });
         last.unwrap_or(match self.initial_states[key] {

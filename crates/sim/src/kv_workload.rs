@@ -117,7 +117,7 @@ impl Workload for KvWorkload {
                 )
             }
             5 => {
-                let id = history.begin(index, Call::Delete);
+                let id = history.begin(index, Call::Clear);
                 (pending(KvCommandKind::Delete, id), submit(Command::Delete { key }))
             }
             6 => {

@@ -11,7 +11,7 @@ use octokv_engine::linearizability::{Call, CallRecord, CallResult, KeyState};
 pub fn crash_survivors(starts: &[KeyState], events: &[CallRecord], flushes: &[u64]) -> Vec<KeyState> {
     let last_flush = flushes.iter().copied().max().unwrap_or(0);
     let is_write = |event: &&CallRecord| {
-        matches!(event.call, Call::Put { .. } | Call::Delete | Call::Deallocate)
+        matches!(event.call, Call::Put { .. } | Call::Delete | Call::Clear | Call::Deallocate)
             && event.outcome != Some(CallResult::ConditionFailed)
     };
     let writes: Vec<&CallRecord> = events.iter().filter(is_write).collect();

@@ -126,7 +126,7 @@ impl Workload for BlockWorkload {
             }
             2 => {
                 let (kind, ids) =
-                    (BlockCommandKind::Write { durable: force_unit_access }, begin(Call::Delete));
+                    (BlockCommandKind::Write { durable: force_unit_access }, begin(Call::Clear));
                 let deallocate = random.one_in(2);
                 (kind, ids, submit(Command::WriteZeroes { range, force_unit_access, deallocate }))
             }
