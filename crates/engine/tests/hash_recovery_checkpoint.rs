@@ -137,6 +137,46 @@ fn an_image_that_claims_more_than_the_checkpoint_holds_is_not_read() {
 }
 
 #[test]
+fn a_damaged_copy_that_claims_another_length_costs_no_long_read() {
+    // The second image is longer than a window.
+    let (volume, offsets, _) = volume_of(&[100, 140_000]);
+    let read_bytes = |volume: &CraftedVolume, checkpoints, context: &str| {
+        let device = volume.prepared();
+        let engine = volume.open_on(&device).unwrap_or_else(|error| panic!("{context}: {error}"));
+        let statistics = engine.statistics();
+        assert_eq!((statistics.keys, statistics.checkpoints), (140_100, checkpoints), "{context}");
+        let [first, second] = volume.checkpoint_lbas();
+        let copies = first..2 * second - first;
+        let reads = device.reads.borrow();
+        reads.iter().filter(|(lba, _)| copies.contains(lba)).map(|(_, bytes)| bytes).sum::<usize>()
+    };
+    let intact = read_bytes(&volume, 0, "intact");
+    // Each image, each copy: the entries that it claims and does not have, and what may be read for nothing.
+    let second = HEADER_BYTES + 140_000 * ENTRY_BYTES;
+    for (image, claimed, more) in [
+        (0, 120_000_u32, 1 << 16),
+        (1, 140_001, second),
+        (1, 70_000, WINDOW_BYTES + (1 << 17)),
+        (1, 5, second),
+    ] {
+        for copy in 0..2 {
+            let context = format!("image {image}, copy {copy} claims {claimed}");
+            let damaged = volume.clone();
+            let at = offsets[image] + 28;
+            let block = volume.checkpoint_lbas()[copy] + (at / BLOCK_BYTES) as u64;
+            let mut contents = damaged.device.contents.borrow_mut();
+            let bytes = contents.get_mut(&block).expect("the header is written");
+            bytes[at % BLOCK_BYTES..][..4].copy_from_slice(&claimed.to_le_bytes());
+            drop(contents);
+            // The second copy of an image that loads in one read is not looked at.
+            let is_found = copy == 0 || image == 1;
+            let read = read_bytes(&damaged, u64::from(is_found), &context);
+            assert!(read <= intact + more, "{context}: {read} B, intact {intact} B");
+        }
+    }
+}
+
+#[test]
 fn records_end_with_the_record_area() {
     for (location, units, want) in [(-1_i64, 1, None), (-2, 2, None), (-1, 2, Some(-1)), (0, 1, Some(0))] {
         let mut volume = CraftedVolume::new(0, 248, 0, 100, 1_000);

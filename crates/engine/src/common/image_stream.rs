@@ -5,7 +5,9 @@
 //!   image │ image │ image … ─▶ chunks of 256 KiB ─▶ copy 1 │ copy 2       each image has its length and checksum
 //! ```
 //! In: images of any length. Out: the bytes written, or the images in their order. Invariants: an area is written only
-//! while nothing refers to it; a copy that cannot be read or does not check costs nothing as long as the other does.
+//! while nothing refers to it; a copy that cannot be read or does not check costs nothing as long as the other does. The
+//! length of an image is known only once its checksum is verified. A damaged header may claim any, so if the copies differ
+//! the shorter claim is tried first: at most twice the image is read as long as one copy is intact.
 
 use super::unit_reader::UnitReader;
 use crate::EngineError;
@@ -115,12 +117,12 @@ impl<'a> ImageReader<'a> {
         }
     }
 
-    /// Images of which the first copy is damaged, so far.
+    /// Images of which a copy was found damaged, so far. The second copy is not read if the first loads in one read.
     pub fn damaged_copies(&self) -> u64 {
         self.damaged_copies
     }
 
-    /// Passes the next image to `load`, which gives its length, or `None` if the bytes are not the image. Then the second
+    /// Passes the next image to `load`, which gives its length, or `None` if the bytes are not the image. Then the other
     /// copy is tried.
     ///
     /// # Errors
@@ -136,31 +138,41 @@ impl<'a> ImageReader<'a> {
             self.window_at = self.offset;
             let bytes = READ_CHUNK_BYTES.min(rest) as usize;
             self.window = self.reader.read_or_empty(self.starts[0], self.offset, bytes).await;
-            let need = F::claimed_bytes(&self.window).unwrap_or(0);
-            if need > self.window.len() && need as u64 <= rest {
-                self.window = self.reader.read_or_empty(self.starts[0], self.offset, need).await;
-            }
             image = &self.window;
         }
-        let bytes = match load(image) {
+        let claimed = F::claimed_bytes(image).filter(|&claimed| claimed as u64 <= rest);
+        let is_whole = claimed.is_none_or(|claimed| claimed <= image.len());
+        let loaded = if is_whole { load(image) } else { None };
+        let bytes = match loaded {
             Some(bytes) => bytes,
-            None => self.load_second_copy::<F>(load, rest).await?,
+            None => self.load_either::<F>(load, claimed.filter(|_| !is_whole), rest).await?,
         };
         self.offset += bytes as u64;
         Ok(())
     }
 
-    async fn load_second_copy<F: ImageFormat>(
+    /// Loads an image that is longer than a window, or whose first copy does not load. `first_claim` is the length by the
+    /// first copy's header, unless that copy was tried.
+    async fn load_either<F: ImageFormat>(
         &mut self,
         mut load: impl FnMut(&[u8]) -> Option<usize>,
+        first_claim: Option<usize>,
         rest: u64,
     ) -> Result<usize, ImageLost> {
-        self.damaged_copies += 1;
-        let unit = self.offset / self.reader.unit_bytes() as u64;
-        let lost = ImageLost(self.starts.map(|start| self.reader.lba(start + unit).0));
         let header = self.reader.read_or_empty(self.starts[1], self.offset, F::HEADER_BYTES).await;
-        let need = F::claimed_bytes(&header).filter(|&need| need as u64 <= rest).ok_or(lost)?;
-        let image = self.reader.read_or_empty(self.starts[1], self.offset, need).await;
-        load(&image).ok_or(lost)
+        let second_claim = F::claimed_bytes(&header).filter(|&claimed| claimed as u64 <= rest);
+        self.damaged_copies += u64::from(first_claim != second_claim);
+        let mut copies = [(0, first_claim), (1, second_claim)];
+        copies.sort_by_key(|(_, claimed)| *claimed);
+        for (copy, claimed) in copies {
+            let Some(claimed) = claimed else { continue };
+            let image = self.reader.read_or_empty(self.starts[copy], self.offset, claimed).await;
+            if let Some(bytes) = load(&image) {
+                return Ok(bytes);
+            }
+            self.damaged_copies += u64::from(first_claim == second_claim);
+        }
+        let unit = self.offset / self.reader.unit_bytes() as u64;
+        Err(ImageLost(self.starts.map(|start| self.reader.lba(start + unit).0)))
     }
 }
