@@ -336,6 +336,40 @@ fn a_read_error_that_passes_does_not_decide_whether_an_entry_counts() {
 }
 
 #[test]
+fn a_batch_that_one_recovery_could_not_read_does_not_appear_in_the_next() {
+    for copy in [0, 1] {
+        let Replacement { volume, key, old, new } = replacement();
+        let entry = IndexChange {
+            hash: volume.hash(&key),
+            new_location: new,
+            old_location: old,
+            sequence: 8,
+            units: 1,
+        };
+        // A crash while the batch was written: it is in one copy alone.
+        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+        volume.write_record(new, 8, &key);
+        volume.device.damage(volume.journal_lbas(0)[1 - copy], 20);
+        let names_new = |failures: u32| {
+            let volume = CraftedVolume { faults: FaultPlan::default(), ..volume.clone() };
+            let device = volume.prepared();
+            if failures > 0 {
+                let lba = volume.journal_lbas(0)[copy];
+                let fails =
+                    FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
+                volume.faults.add(FaultRule { times: failures, ..fails });
+            }
+            drop(volume.open_on(&device).unwrap());
+            // What an opening that reads everything finds now.
+            device.damage(volume.lba(old), 20);
+            volume.verify_on(&device).unwrap().problems.is_empty()
+        };
+        // The first failure is that of a long read, which is repeated with the batch alone.
+        assert_eq!([0, 1, 2, 3].map(names_new), [true, true, false, false], "copy {copy}");
+    }
+}
+
+#[test]
 fn a_change_of_a_dropped_entry_replaces_the_record_before_it() {
     for deletes in [false, true] {
         let Replacement { volume, key, old, new } = replacement();

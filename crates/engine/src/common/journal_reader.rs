@@ -46,6 +46,9 @@ pub struct Replay<E> {
     pub unverified: Vec<UnverifiedBatch<E>>,
     /// Batches that are known to have been in both copies, and of which the first is damaged.
     pub damaged_copies: u64,
+    /// Whether a copy was unreadable where the journal ends: it may hold a batch, which nothing acknowledged. The engine must
+    /// write a checkpoint before it is used, since the next replay could read that batch.
+    pub is_end_uncertain: bool,
 }
 
 /// What a replay asks the engine.
@@ -64,6 +67,7 @@ pub struct JournalReader<'a, E> {
     reader: UnitReader<'a>,
     ring: JournalRing,
     windows: [RingWindow; 2],
+    is_end_uncertain: bool,
     entry: PhantomData<E>,
 }
 
@@ -77,7 +81,13 @@ struct RingWindow {
 impl<'a, E: JournalEntry> JournalReader<'a, E> {
     /// A reader of a ring.
     pub fn new(reader: UnitReader<'a>, ring: JournalRing) -> JournalReader<'a, E> {
-        JournalReader { reader, ring, windows: Default::default(), entry: PhantomData }
+        JournalReader {
+            reader,
+            ring,
+            windows: Default::default(),
+            is_end_uncertain: false,
+            entry: PhantomData,
+        }
     }
 
     /// Replays the journal from the batch at `start`, which an opening of `incarnation` or a later one wrote.
@@ -131,7 +141,7 @@ impl<'a, E: JournalEntry> JournalReader<'a, E> {
             }
         }
         self.check_gap(at, incarnation).await?;
-        Ok(Replay { end: at, unverified, damaged_copies })
+        Ok(Replay { end: at, unverified, damaged_copies, is_end_uncertain: self.is_end_uncertain })
     }
 
     fn batch_units_max(&self) -> u32 {
@@ -171,6 +181,7 @@ impl<'a, E: JournalEntry> JournalReader<'a, E> {
             // It is unknown whether there was a batch.
             return Err(self.batch_unreadable(at));
         }
+        self.is_end_uncertain = unreadable > 0;
         Ok(None)
     }
 

@@ -112,15 +112,15 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
         partitions: empty_state(&superblock, JournalPosition::default(), FitPolicy::Next).partitions,
         damaged_copies: damaged,
         dropped_entries: 0,
-        has_unverified: false,
+        is_undecided: false,
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
     let space = loader.rebuild_bitmap()?;
-    let Recovery { partitions, damaged_copies, dropped_entries, has_unverified, .. } = loader;
-    // Checkpoint now: later batches mark these durable, so a future replay would skip their verification; and both copies
-    // of the last batches may differ.
-    let needs_checkpoint = has_unverified || damaged_copies > 0;
+    let Recovery { partitions, damaged_copies, dropped_entries, is_undecided, .. } = loader;
+    // Checkpoint now: later batches mark these durable, so a future replay would skip their verification; both copies of the
+    // last batches may differ; and what this recovery could not read, the next one could.
+    let needs_checkpoint = is_undecided || damaged_copies > 0;
     Ok(RecoveredState {
         superblock,
         partitions,
@@ -138,8 +138,8 @@ struct Recovery<'a> {
     partitions: Box<[IndexPartition]>,
     damaged_copies: u64,
     dropped_entries: u64,
-    /// Whether there are batches that are not known durable.
-    has_unverified: bool,
+    /// Whether there are batches that are not known durable, or could be one that was unreadable.
+    is_undecided: bool,
 }
 
 /// Attempts to read a record that is not known durable. An unreadable record counts as intact, and the previous value is
@@ -202,7 +202,7 @@ impl Recovery<'_> {
         };
         let replay = JournalReader::new(self.reader, ring).replay(start, incarnation, self).await?;
         self.damaged_copies += replay.damaged_copies;
-        self.has_unverified = !replay.unverified.is_empty();
+        self.is_undecided = !replay.unverified.is_empty() || replay.is_end_uncertain;
         self.verify_and_apply(replay.unverified).await?;
         Ok(replay.end)
     }
