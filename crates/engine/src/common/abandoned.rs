@@ -69,7 +69,7 @@ impl AbandonedOperations {
         AbandonedOperations { count, incoming: RefCell::default(), runner: Cell::default() }
     }
 
-    /// Hands over an operation, whose result nobody awaits.
+    /// Hands over an operation, whose result is not awaited.
     pub fn push<T>(&self, operation: impl Future<Output = T> + 'static) {
         let guard = CountGuard::new(&self.count);
         self.incoming.borrow_mut().push(Box::pin(async move {

@@ -6,6 +6,7 @@
 use super::index::{Candidates, RecordRef};
 use super::journal::{IndexChange, WriteOutcome};
 use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
+use super::unindexed_record::UnindexedRecord;
 use super::volume::HashVolume;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
@@ -22,10 +23,8 @@ use octokv_device::{Device, DeviceError, DeviceFuture};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::{Future, ready};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
@@ -58,49 +57,6 @@ enum KeyMatch {
     OtherKey,
     /// Unknown: the record is damaged.
     Damaged,
-}
-
-/// Space with a record that is not in the index. Dropping it releases the space, once the device has written the record.
-struct UnindexedRecord<'a> {
-    core: &'a Rc<HashCore>,
-    extent: Extent,
-    /// The record's write, until it has completed.
-    write: Option<DeviceFuture>,
-}
-
-impl UnindexedRecord<'_> {
-    /// The record is in the index.
-    fn keep(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Future for UnindexedRecord<'_> {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        let write = self.write.as_mut().expect("not polled after the write");
-        let written = ready!(Pin::new(write).poll(context));
-        self.write = None;
-        Poll::Ready(written.result)
-    }
-}
-
-impl Drop for UnindexedRecord<'_> {
-    fn drop(&mut self) {
-        let UnindexedRecord { core, extent, .. } = *self;
-        match self.write.take() {
-            None => core.volume.space.release(extent),
-            // Only a device that is slow although it is volatile has not completed it.
-            Some(write) => {
-                let owned = Rc::clone(core);
-                core.abandoned.push(async move {
-                    write.await;
-                    owned.volume.space.release(extent);
-                });
-            }
-        }
-    }
 }
 
 /// The record that a put replaces.
@@ -296,7 +252,7 @@ impl HashCore {
 
     /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
     async fn write_and_commit(
-        self: &Rc<Self>,
+        &self,
         hash: u128,
         key: &Key,
         record: Buffer,
@@ -322,7 +278,7 @@ impl HashCore {
             units: extent.units as u32,
         };
         if self.volume.volatile {
-            let mut record = UnindexedRecord { core: self, extent, write: Some(write) };
+            let mut record = UnindexedRecord::new(&self.volume, &self.abandoned, extent, write);
             let outcome = self.await_record_write(&mut record, unverified, key).await?;
             self.apply_volatile(entry, outcome);
             record.keep();
@@ -330,7 +286,7 @@ impl HashCore {
         }
         let record_bytes = entry.units as usize * self.volume.unit_bytes();
         let record_write = self.await_record_write(async { write.await.result }, unverified, key);
-        match commit(&**self, entry, record_bytes, record_write).await? {
+        match commit(self, entry, record_bytes, record_write).await? {
             Ok(()) => Ok(PutOutcome::Stored),
             Err(error) => {
                 self.volume.space.release(extent);
@@ -344,7 +300,7 @@ impl HashCore {
     /// # Errors
     /// As there.
     pub(super) async fn put(
-        self: &Rc<Self>,
+        &self,
         key: &Key,
         value: PutValue,
         options: PutOptions,
@@ -387,7 +343,7 @@ impl HashCore {
                 // A flush may free pending space, which this core's own epoch must not hold back.
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                Box::pin(flush_deferred(&**self)).await?;
+                Box::pin(flush_deferred(self)).await?;
                 epoch_guard = self.readers.enter(&volume.epochs);
                 predecessor = self.find_predecessor(mode, hash, key).await?;
                 let Some(extent) = volume.allocate(hash, &self.preferred_partition, units) else {

@@ -21,7 +21,8 @@
 //! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
-//!   `handle`: the contract over them, with operations that outlive their callers.
+//!   `unindexed_record`: the space of a put on a volatile volume. `handle`: the contract over them, with operations that
+//!   outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
 pub mod checkpoint;
@@ -36,6 +37,7 @@ mod salvage;
 mod scan;
 mod seam;
 pub mod superblock;
+mod unindexed_record;
 pub mod verify;
 mod volume;
 
