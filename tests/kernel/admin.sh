@@ -115,6 +115,10 @@ run nvme smart-log "$character"
 [ "$(field num_err_log_entries)" -gt "$errors" ] || fail "the refused command is not counted"
 errors=$(field num_err_log_entries)
 run nvme error-log "$character"
+# That entry need not be the newest: a command of the kernel's own may have failed since.
+awk -v count="$errors" '/Entry\[/ { entry = "" } { entry = entry $0 "\n" } /^error_count/ { found = $NF == count }
+    /^lba/ && found { printf "%s", entry; exit }' /tmp/out >/tmp/entry
+mv /tmp/entry /tmp/out
 is error_count "$errors"
 is sqid 0
 says 'status_field.*Invalid Field'
