@@ -192,8 +192,9 @@ fn pause_and_sample(
     pause_all(control)?;
     let reached_idle = eventually(QUIESCE_TIMEOUT, || {
         let usage = node.resource_usage().unwrap_or_default();
-        // One maintenance task per namespace remains; other tasks end.
-        let has_no_work = |now: &NodeStatus| is_idle(now) && background_tasks(now) == now.namespaces;
+        // Of each namespace its maintenance remains, and on each core what runs dropped operations; other tasks end.
+        let tasks = |now: &NodeStatus| now.namespaces * (1 + now.cores.len() as u64);
+        let has_no_work = |now: &NodeStatus| is_idle(now) && background_tasks(now) == tasks(now);
         usage.sockets == fresh.sockets && node.status().is_ok_and(|now| has_no_work(&now))
     });
     let status = node.status()?;
