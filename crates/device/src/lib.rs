@@ -114,6 +114,16 @@ pub trait Device {
     fn prefetch_write(&self, _at: Lba, _blocks: u64) {}
     /// Prefetches for a read of the blocks. A hint, which most devices ignore.
     fn prefetch_read(&self, _at: Lba, _blocks: u64) {}
+    /// Calls `read` with the `bytes` bytes from `at` on, which nothing writes meanwhile. False without a call unless they are in
+    /// memory, in one piece. REQUIRES: `bytes` is whole blocks; `read` uses no device.
+    fn read_in_place(&self, _at: Lba, _bytes: usize, _read: &mut dyn FnMut(&[u8])) -> bool {
+        false
+    }
+    /// Calls `write` with the `bytes` bytes from `at` on, which nothing else reads or writes meanwhile. False without a call unless
+    /// they are in memory, in one piece. REQUIRES: as for [`Device::read_in_place`].
+    fn write_in_place(&self, _at: Lba, _bytes: usize, _write: &mut dyn FnMut(&mut [u8])) -> bool {
+        false
+    }
     /// Makes every completed write durable.
     fn flush(&self) -> DeviceFuture;
     /// Deallocates the blocks. Their contents are undefined until they are written again.

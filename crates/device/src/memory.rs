@@ -85,6 +85,22 @@ impl MemoryDevice {
         at.0 * u64::from(self.memory.geometry.block_bytes)
     }
 
+    /// Calls `access` with bytes within one stripe, under its lock. False without a call for others.
+    fn access_in_place(&self, at: Lba, bytes: usize, access: impl FnOnce(&mut [u8])) -> bool {
+        let RamDisk { stripes, stripe_bytes, geometry } = &*self.memory;
+        if !geometry.is_valid_range(at, bytes) {
+            return false;
+        }
+        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes);
+        let within = (offset % stripe_bytes as u64) as usize;
+        if within + bytes > stripe_bytes {
+            return false;
+        }
+        let mut stripe = stripes[(offset / stripe_bytes as u64) as usize].lock();
+        access(&mut stripe[within..within + bytes]);
+        true
+    }
+
     /// Prefetches the first [`PREFETCH_BYTES_MAX`] bytes at `at`. Skips a locked stripe and the part in the next stripe: a
     /// hint does not wait.
     fn prefetch_front(&self, at: Lba, blocks: u64, prefetch: impl FnOnce(&mut [u8])) {
@@ -126,6 +142,12 @@ impl Device for MemoryDevice {
         self.memory.for_each_stripe(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
+    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+        self.access_in_place(at, bytes, |memory| read(memory))
+    }
+    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.access_in_place(at, bytes, |memory| write(memory))
+    }
     fn prefetch_write(&self, at: Lba, blocks: u64) {
         self.prefetch_front(at, blocks, prefetch_write);
     }
@@ -155,6 +177,24 @@ mod tests {
         block_on(one.write(at, buffer), || ()).result.unwrap();
         let read = block_on(other.read(at, Buffer::zeroed(8192)), || ()).into_read().unwrap();
         assert!(read.iter().enumerate().all(|(i, &byte)| byte == i as u8));
+    }
+
+    #[test]
+    fn bytes_in_one_stripe_are_accessed_in_place_and_others_are_not() {
+        let device = MemoryDevice::new(RamDisk::new(4 << 20, 512).unwrap());
+        assert!(device.write_in_place(Lba(8), 1024, &mut |bytes| bytes.fill(7)));
+        let read = block_on(device.read(Lba(7), Buffer::zeroed(2048)), || ()).into_read().unwrap();
+        assert!(read[..512].iter().chain(&read[1536..]).all(|&byte| byte == 0));
+        let mut found = Vec::new();
+        assert!(device.read_in_place(Lba(8), 1024, &mut |bytes| found.extend_from_slice(bytes)));
+        assert_eq!((&read[512..1536], &found[..]), (&[7; 1024][..], &[7; 1024][..]));
+        let stripe_blocks = STRIPE_BYTES_MIN as u64 / 512;
+        for (at, bytes) in
+            [(stripe_blocks - 1, 1024), (2 * stripe_blocks - 1, 1024), (8, 100), (u64::MAX, 512)]
+        {
+            assert!(!device.read_in_place(Lba(at), bytes, &mut |_| panic!("{at}")), "{bytes} from {at}");
+        }
+        assert!(device.read_in_place(Lba(stripe_blocks - 2), 1024, &mut |_| ()));
     }
 
     #[test]

@@ -7,9 +7,10 @@
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
 use crate::{
-    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, KeySink,
-    KeyStatus, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutOptions, PutOutcome, PutValue,
-    ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
+    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, KeyLookup,
+    KeySink, KeyStatus, LookupStage, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutMode, PutOptions,
+    PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
+    Volume, VolumeInfo,
 };
 use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
@@ -230,6 +231,46 @@ impl Engine for AnyEngine {
     fn owner_core(&self, key: &Key) -> Option<usize> {
         match self {
             AnyEngine::Hash(engine) => engine.owner_core(key),
+        }
+    }
+
+    #[inline]
+    fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+        match self {
+            AnyEngine::Hash(engine) => engine.begin_lookup(key),
+        }
+    }
+
+    #[inline]
+    fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
+        match self {
+            AnyEngine::Hash(engine) => engine.advance_lookup(lookup, stage),
+        }
+    }
+
+    #[inline]
+    fn get_now(&self, key: &Key, lookup: &KeyLookup, receive: &mut dyn FnMut(&[u8]) -> bool) -> Option<bool> {
+        match self {
+            AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
+        }
+    }
+
+    fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+        match self {
+            AnyEngine::Hash(engine) => engine.exist_now(key, lookup),
+        }
+    }
+
+    #[inline]
+    fn put_now(&self, key: &Key, lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
+        match self {
+            AnyEngine::Hash(engine) => engine.put_now(key, lookup, mode, value),
+        }
+    }
+
+    fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+        match self {
+            AnyEngine::Hash(engine) => engine.delete_now(key, lookup),
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! # Layout
 //! - this file: the [`Engine`] trait: the contract of every engine.
+//! - [`direct`]: operations that end at once, for the shortest path of a request.
 //! - [`operation`]: what operations take and give. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
 //! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
@@ -20,6 +21,7 @@ pub mod bug_injection;
 pub mod common;
 pub mod conformance;
 pub mod contract_clauses;
+pub mod direct;
 pub mod engine_kind;
 pub mod engines;
 pub mod error;
@@ -34,6 +36,7 @@ pub mod verify_report;
 pub mod volume;
 pub mod volume_suite;
 
+pub use direct::{KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
 pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
@@ -187,6 +190,34 @@ pub trait Engine {
     /// Whether keys have owner cores.
     fn has_owner_cores(&self) -> bool {
         Key::new(&[]).is_some_and(|key| self.owner_core(&key).is_some())
+    }
+    /// Begins the lookup of a key for the operations that end at once ([`direct`]); `None` if this engine has none for it.
+    fn begin_lookup(&self, _key: &Key) -> Option<KeyLookup> {
+        None
+    }
+    /// Advances a lookup, each stage once and in order.
+    fn advance_lookup(&self, _lookup: &mut KeyLookup, _stage: LookupStage) {}
+    /// Calls `receive` with the key's verified value, while nothing changes it. False if the key does not exist; `None` if
+    /// [`Engine::get`] has to find out, also if `receive` returned false. REQUIRES: `receive` uses no engine and no device.
+    fn get_now(
+        &self,
+        _key: &Key,
+        _lookup: &KeyLookup,
+        _receive: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Option<bool> {
+        None
+    }
+    /// The length of a key's value in bytes; `None` if [`Engine::exist`] has to find out.
+    fn exist_now(&self, _key: &Key, _lookup: &KeyLookup) -> Option<Option<usize>> {
+        None
+    }
+    /// Stores a value; `None`, and nothing has changed, if that takes [`Engine::put`].
+    fn put_now(&self, _key: &Key, _lookup: &KeyLookup, _mode: PutMode, _value: &[u8]) -> Option<PutOutcome> {
+        None
+    }
+    /// Deletes a key; `None`, and nothing has changed, if that takes [`Engine::delete`].
+    fn delete_now(&self, _key: &Key, _lookup: &KeyLookup) -> Option<DeleteOutcome> {
+        None
     }
     /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
     fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}

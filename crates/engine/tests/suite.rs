@@ -8,6 +8,7 @@ mod hash_abandoned;
 mod hash_conformance;
 mod hash_contract;
 mod hash_corrupt_images;
+mod hash_direct;
 mod hash_fixtures;
 mod hash_group_commit;
 mod hash_maintenance;

@@ -75,6 +75,12 @@ impl KeyLocks {
         }
     }
 
+    /// Whether somebody has the lock of `hash`.
+    pub fn is_locked(&self, hash: u128) -> bool {
+        let locks = self.0.lock();
+        !locks.is_empty() && locks.contains_key(&hash)
+    }
+
     /// Whether no lock is held.
     pub fn is_free(&self) -> bool {
         self.0.lock().is_empty()

@@ -44,7 +44,7 @@ pub struct HashCore {
     pool: BufferPool,
     readers: EpochReaders,
     /// The bitmap partition from which this core allocates.
-    preferred_partition: Cell<usize>,
+    pub(super) preferred_partition: Cell<usize>,
     /// Operations whose callers dropped them.
     pub(super) abandoned: AbandonedOperations,
 }

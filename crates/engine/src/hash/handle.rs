@@ -10,8 +10,8 @@ use super::record;
 use super::volume::HashVolume;
 use crate::common::group_commit::write_durability_marker;
 use crate::{
-    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PrefetchStage,
-    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeyLookup, KeySink, KeyStatus,
+    LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
 use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
@@ -141,6 +141,34 @@ impl Engine for HashEngine {
 
     async fn close(&self) -> Result<(), EngineError> {
         self.checkpoint(true).await
+    }
+
+    #[inline]
+    fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+        self.core.begin_lookup(key)
+    }
+
+    #[inline]
+    fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
+        self.core.advance_lookup(lookup, stage);
+    }
+
+    #[inline]
+    fn get_now(&self, key: &Key, lookup: &KeyLookup, receive: &mut dyn FnMut(&[u8]) -> bool) -> Option<bool> {
+        self.core.get_now(key, lookup, receive)
+    }
+
+    fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+        self.core.exist_now(key, lookup)
+    }
+
+    #[inline]
+    fn put_now(&self, key: &Key, lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
+        self.core.put_now(key, lookup, mode, value)
+    }
+
+    fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+        self.core.delete_now(key, lookup)
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {

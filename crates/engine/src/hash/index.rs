@@ -62,6 +62,16 @@ impl IndexEntry {
         IndexEntry([(tag << 9) | (record_ref.units & 0x1ff), word1])
     }
 
+    /// The entry of [`IndexEntry::words`].
+    pub fn from_words(words: [u64; 2]) -> IndexEntry {
+        IndexEntry(words)
+    }
+
+    /// The entry as two words.
+    pub fn words(self) -> [u64; 2] {
+        self.0
+    }
+
     /// The tag: the hash bits after those of the partition.
     pub fn tag(self) -> u64 {
         self.0[0] >> 9
@@ -140,11 +150,13 @@ impl IndexTable {
 
     /// All records with this tag: nearly always none or one.
     pub fn lookup(&self, tag: u64) -> impl Iterator<Item = RecordRef> + '_ {
+        self.entries_of(tag).map(|entry| entry.record_ref())
+    }
+
+    /// All entries with this tag.
+    pub fn entries_of(&self, tag: u64) -> impl Iterator<Item = IndexEntry> + '_ {
         let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
-        self.slots[start..]
-            .iter()
-            .take_while(move |slot| !slot.is_empty() && slot.tag() == tag)
-            .map(|slot| slot.record_ref())
+        self.slots[start..].iter().take_while(move |slot| !slot.is_empty() && slot.tag() == tag).copied()
     }
 
     /// Prefetches the home slot of `tag`.

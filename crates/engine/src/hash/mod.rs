@@ -21,11 +21,12 @@
 //! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
-//!   `unindexed_record`: the space of a put on a volatile volume. `handle`: the contract over them, with operations that
-//!   outlive their callers.
+//!   `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
+//!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
 pub mod checkpoint;
+mod direct;
 mod engine;
 pub mod format;
 mod handle;

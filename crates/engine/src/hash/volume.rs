@@ -12,6 +12,7 @@ use crate::common::allocator::{Extent, SpaceAllocator};
 use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
 use crate::common::key_locks::{KeyGuard, KeyLocks};
+use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo};
 use octokv_base::{Key, Lba, RingPosition};
 use parking_lot::Mutex;
@@ -154,6 +155,11 @@ impl HashVolume {
         self.owner_cores.store(cores, Ordering::Relaxed);
     }
 
+    /// Whether keys have owners.
+    pub(super) fn has_owner_cores(&self) -> bool {
+        self.owner_cores.load(Ordering::Relaxed) > 0
+    }
+
     /// The owner of a key, if keys have owners.
     pub(super) fn owner_core(&self, key: &Key) -> Option<usize> {
         let position = (self.hash(key) >> 64) as u64;
@@ -178,13 +184,29 @@ impl HashVolume {
         } else {
             hash
         };
-        self.key_locks[(hash >> 64) as usize % KEY_LOCK_SHARDS].lock(key).await
+        self.key_lock_shard(hash).lock(key).await
+    }
+
+    fn key_lock_shard(&self, hash: u128) -> &KeyLocks {
+        &self.key_locks[(hash >> 64) as usize % KEY_LOCK_SHARDS]
     }
 
     /// The records that may be the key's of this hash.
     pub(super) fn candidates(&self, hash: u128) -> Candidates {
         let (partition, tag) = self.partition_and_tag(hash);
         self.partitions[partition].state.lock().table.lookup(tag).collect()
+    }
+
+    /// What the index has for the key of this hash.
+    pub(super) fn find_entry(&self, hash: u128) -> FoundEntry {
+        let (partition, tag) = self.partition_and_tag(hash);
+        let state = self.partitions[partition].state.lock();
+        let mut entries = state.table.entries_of(tag);
+        match (entries.next(), entries.next()) {
+            (None, _) => FoundEntry::Missing,
+            (Some(entry), None) => FoundEntry::One(entry.words()),
+            (Some(_), Some(_)) => FoundEntry::Several,
+        }
     }
 
     /// Prefetches the partition header for `hash`.
@@ -270,11 +292,41 @@ impl HashVolume {
             "no record at {} to replace",
             entry.old_location
         );
+        self.count_used_units(entry.units.into(), before);
+        before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units })
+    }
+
+    /// Counts a record that came into the index, and the one that it replaced.
+    fn count_used_units(&self, units: u64, before: Option<RecordRef>) {
         let unit = u64::from(self.layout.unit_bytes);
         let freed_bytes = before.map_or(0, |record_ref| record_ref.units) * unit;
-        self.used_bytes.fetch_add(u64::from(entry.units) * unit, Ordering::Relaxed);
+        self.used_bytes.fetch_add(units * unit, Ordering::Relaxed);
         self.used_bytes.fetch_sub(freed_bytes, Ordering::Relaxed);
-        before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units })
+    }
+
+    /// Applies a change of a writer without the key's lock, and gives the space of the replaced record. `None`, and nothing
+    /// is changed, if a writer has the lock, or the index has another record than `old` for the key.
+    pub(super) fn apply_if_current(
+        &self,
+        change: &IndexChange,
+        old: Option<RecordRef>,
+    ) -> Option<Option<Extent>> {
+        let (partition, tag) = self.partition_and_tag(change.hash);
+        let mut state = self.partitions[partition].state.lock();
+        if self.key_lock_shard(change.hash).is_locked(change.hash) {
+            return None;
+        }
+        let is_current = match old {
+            None => state.table.lookup(tag).next().is_none(),
+            Some(old) => state.table.lookup(tag).any(|found| found == old),
+        };
+        if !is_current {
+            return None;
+        }
+        let before = apply_to_table(&mut state.table, tag, change);
+        drop(state);
+        self.count_used_units(change.units.into(), before);
+        Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
     }
 
     /// Whether no change is in flight to the journal, no checkpoint is being written, and no abandoned operation runs.

@@ -1,0 +1,196 @@
+//! Operations that end at once ([`crate::direct`]), on volatile volumes in memory.
+//!
+//! A reader needs no epoch: it reads a record in place, while nothing writes those bytes, and verifies identity, key and
+//! checksum in them, so that space which was given to another record is noticed. A writer takes no key lock: it changes the
+//! index under the lock of the key's partition, if no writer of the key is under way and the entry is the one that it
+//! verified. A writer with a key lock reads the index after it has the lock; it either sees this change, or is seen here.
+
+use super::engine::HashCore;
+use super::index::{IndexEntry, RecordRef};
+use super::journal::IndexChange;
+use super::record::{self, HEADER_BYTES, RecordHeader, RecordId, UncheckedRecord, record_bytes};
+use crate::common::allocator::Extent;
+use crate::direct::{FoundEntry, KeyLookup, LookupStage};
+use crate::{DeleteOutcome, PutMode, PutOutcome};
+use octokv_base::Key;
+
+/// A key's record as an operation without waiting finds it.
+enum OwnRecord {
+    /// There is none.
+    Missing,
+    /// This one, whose header was verified.
+    Verified(RecordRef, RecordHeader),
+}
+
+impl HashCore {
+    /// Begins the lookup of a key; `None` if operations on this volume wait for a device.
+    #[inline]
+    pub(super) fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+        if !self.volume.volatile || self.volume.has_owner_cores() {
+            return None;
+        }
+        let hash = self.volume.hash(key);
+        self.volume.prefetch_partition(hash);
+        Some(KeyLookup { hash, found: FoundEntry::Unknown })
+    }
+
+    #[inline]
+    pub(super) fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
+        match stage {
+            LookupStage::Entry => self.volume.prefetch_entry(lookup.hash),
+            LookupStage::Record => {
+                lookup.found = self.volume.find_entry(lookup.hash);
+                if let FoundEntry::One(words) = lookup.found {
+                    let location = IndexEntry::from_words(words).record_ref().location;
+                    self.device.prefetch_read(self.volume.lba(location), 1);
+                }
+            }
+        }
+    }
+
+    fn found(&self, lookup: &KeyLookup) -> FoundEntry {
+        match lookup.found {
+            FoundEntry::Unknown => self.volume.find_entry(lookup.hash),
+            found => found,
+        }
+    }
+
+    /// The header of the record in `bytes`, if that is the one the index names and the key's.
+    fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> Option<RecordHeader> {
+        let (header, found_key) = UncheckedRecord(bytes).header().ok()?;
+        let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key.as_bytes();
+        is_own.then_some(header)
+    }
+
+    /// The key's record; `None` if that is not certain.
+    fn own_record(&self, key: &Key, lookup: &KeyLookup) -> Option<OwnRecord> {
+        let record_ref = match self.found(lookup) {
+            FoundEntry::Missing => return Some(OwnRecord::Missing),
+            FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
+            FoundEntry::Unknown | FoundEntry::Several => return None,
+        };
+        let unit = self.volume.unit_bytes();
+        let bytes = (HEADER_BYTES + key.len()).next_multiple_of(unit).min(record_ref.units as usize * unit);
+        let mut header = None;
+        self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
+            header = self.own_header(bytes, record_ref, key);
+        });
+        header.map(|header| OwnRecord::Verified(record_ref, header))
+    }
+
+    /// [`Engine::get_now`](crate::Engine::get_now).
+    #[inline]
+    pub(super) fn get_now(
+        &self,
+        key: &Key,
+        lookup: &KeyLookup,
+        receive: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Option<bool> {
+        let record_ref = match self.found(lookup) {
+            FoundEntry::Missing => return Some(false),
+            FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
+            FoundEntry::Unknown | FoundEntry::Several => return None,
+        };
+        let bytes = record_ref.units as usize * self.volume.unit_bytes();
+        let mut is_received = false;
+        self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
+            if let Some(header) = self.own_header(bytes, record_ref, key)
+                && let Ok(value) = header.value_range(bytes)
+            {
+                is_received = receive(&bytes[value]);
+            }
+        });
+        is_received.then_some(true)
+    }
+
+    /// [`Engine::exist_now`](crate::Engine::exist_now).
+    pub(super) fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+        Some(match self.own_record(key, lookup)? {
+            OwnRecord::Missing => None,
+            OwnRecord::Verified(_, header) => Some(header.value_bytes),
+        })
+    }
+
+    /// [`Engine::put_now`](crate::Engine::put_now).
+    #[inline]
+    pub(super) fn put_now(
+        &self,
+        key: &Key,
+        lookup: &KeyLookup,
+        mode: PutMode,
+        value: &[u8],
+    ) -> Option<PutOutcome> {
+        let volume = &self.volume;
+        if value.len() > volume.value_bytes_max() {
+            return None;
+        }
+        let old = match (self.own_record(key, lookup)?, mode) {
+            (OwnRecord::Missing, PutMode::Upsert | PutMode::AddOnly) => None,
+            (OwnRecord::Missing, PutMode::UpdateOnly) => return Some(PutOutcome::NotFound),
+            (OwnRecord::Verified(..), PutMode::AddOnly) => return Some(PutOutcome::Exists),
+            (OwnRecord::Verified(old, _), PutMode::Upsert | PutMode::UpdateOnly) => Some(old),
+            (_, PutMode::IfVersion(_)) => return None,
+        };
+        let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
+        let extent = volume.allocate(lookup.hash, &self.preferred_partition, units)?;
+        let sequence = volume.next_sequence();
+        let identity = RecordId {
+            volume_id: volume.volume_id(),
+            sequence,
+            location: extent.location,
+            namespace: volume.namespace(),
+        };
+        let bytes = units as usize * volume.unit_bytes();
+        let is_written = self.device.write_in_place(volume.lba(extent.location), bytes, &mut |record| {
+            let offset = record::LAYOUT.value_offset(key.len());
+            record[offset..offset + value.len()].copy_from_slice(value);
+            record::encode(record, identity, key, value.len());
+        });
+        let change = IndexChange {
+            hash: lookup.hash,
+            new_location: extent.location,
+            old_location: old.map_or(0, |old| old.location),
+            sequence,
+            units: extent.units as u32,
+        };
+        self.apply_now(is_written, change, old, Some(extent)).then_some(PutOutcome::Stored)
+    }
+
+    /// [`Engine::delete_now`](crate::Engine::delete_now).
+    pub(super) fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+        let OwnRecord::Verified(old, _) = self.own_record(key, lookup)? else {
+            return Some(DeleteOutcome::NotFound);
+        };
+        let change = IndexChange {
+            hash: lookup.hash,
+            new_location: 0,
+            old_location: old.location,
+            sequence: 0,
+            units: 0,
+        };
+        self.apply_now(true, change, Some(old), None).then_some(DeleteOutcome::Deleted)
+    }
+
+    /// Applies a change whose record is written, if it still may; otherwise gives the record's space back.
+    fn apply_now(
+        &self,
+        is_written: bool,
+        change: IndexChange,
+        old: Option<RecordRef>,
+        new: Option<Extent>,
+    ) -> bool {
+        let applied = if is_written { self.volume.apply_if_current(&change, old) } else { None };
+        match applied {
+            Some(freed) => {
+                self.volume.epochs.retire(freed.as_slice());
+                true
+            }
+            None => {
+                if let Some(extent) = new {
+                    self.volume.space.release(extent);
+                }
+                false
+            }
+        }
+    }
+}
