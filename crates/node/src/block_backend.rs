@@ -12,7 +12,7 @@ use crate::bug_injection::{self, InjectedBug};
 use crate::range_locks::{RangeGuard, RangeLocks};
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};
-use octokv_nvmf::{LbaRange, RequestOperation, RequestOutcome};
+use octokv_nvmf::{LbaRange, ReceiveData, RequestOperation, RequestOutcome};
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -147,6 +147,27 @@ impl BlockBackend {
             buffer.set_len(bytes);
         }
         Ok(RequestOutcome::Blocks { buffer })
+    }
+
+    /// Prefetches blocks that [`BlockBackend::read_in_place`] will probably read. False if it cannot.
+    pub fn prefetch_in_place(&self, range: LbaRange) -> bool {
+        let span = self.span_of(range);
+        let is_in_memory = self.device.geometry().volatile;
+        if is_in_memory {
+            self.device.prefetch_read(Lba(span.first_block()), span.end_block() - span.first_block());
+        }
+        is_in_memory
+    }
+
+    /// Calls `receive` with blocks in the device's memory. `None` if they are not there, or if it returned false.
+    pub fn read_in_place(&self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+        let span = self.span_of(range);
+        let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
+        let mut is_received = false;
+        self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| {
+            is_received = receive(&blocks[start..start + bytes]);
+        });
+        is_received.then_some(())
     }
 
     /// Reads the device blocks that hold a span.

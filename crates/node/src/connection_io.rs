@@ -10,7 +10,7 @@
 use crate::tenants::{OVERFLOW_TENANT, TenantTable};
 use crate::time_budget::{ByteQuantum, UsageHistory};
 use octokv_base::{BufferPool, Nanos};
-use octokv_nvmf::{Connection, IoRequest};
+use octokv_nvmf::{Connection, DirectBackend, IoRequest};
 use octokv_runtime::{ReceiveStatus, SendStatus, SocketId, Sockets};
 use octokv_sched::TenantId;
 use std::io::IoSlice;
@@ -131,6 +131,7 @@ impl ConnectionIo {
         sockets: &mut impl Sockets,
         buffer: &mut [u8],
         pool: &BufferPool,
+        direct: &mut impl DirectBackend,
         mut execute: impl FnMut(&mut Connection, &mut Vec<IoRequest>) -> ReceiveBudget,
         requests: &mut Vec<IoRequest>,
     ) -> Option<usize> {
@@ -157,7 +158,7 @@ impl ConnectionIo {
             ReceiveStatus::Bytes(count) => {
                 buffer[..kept].copy_from_slice(&self.unconsumed[self.unconsumed_from..]);
                 let bytes = &buffer[..kept + count];
-                let consumed_bytes = self.feed(now, bytes, pool, execute, requests);
+                let consumed_bytes = self.feed(now, bytes, pool, direct, execute, requests);
                 self.unconsumed.clear();
                 self.unconsumed_from = 0;
                 self.unconsumed.extend_from_slice(&bytes[consumed_bytes..]);
@@ -167,11 +168,13 @@ impl ConnectionIo {
     }
 
     /// Feeds bytes to the state machine and returns how many it consumed.
+    #[allow(clippy::too_many_arguments)] // As `receive`.
     fn feed(
         &mut self,
         now: Nanos,
         bytes: &[u8],
         pool: &BufferPool,
+        direct: &mut impl DirectBackend,
         mut execute: impl FnMut(&mut Connection, &mut Vec<IoRequest>) -> ReceiveBudget,
         requests: &mut Vec<IoRequest>,
     ) -> usize {
@@ -180,7 +183,8 @@ impl ConnectionIo {
         let (mut consumed_bytes, mut slice) = (0, first);
         while consumed_bytes < bytes.len() {
             let end = (consumed_bytes + slice).min(bytes.len());
-            let consumed = self.connection.receive(now, &bytes[consumed_bytes..end], pool, requests);
+            let consumed =
+                self.connection.receive_direct(now, &bytes[consumed_bytes..end], pool, requests, direct);
             consumed_bytes += consumed.consumed_bytes;
             let in_flight_before = self.connection.in_flight();
             let budget = execute(&mut self.connection, requests);

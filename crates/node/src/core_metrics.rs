@@ -348,12 +348,18 @@ impl CompletionBatch<'_> {
     /// Adds one completion.
     #[inline]
     pub fn add(&mut self, timing: RequestTiming) {
+        self.add_many(timing, 1);
+    }
+
+    /// Adds `count` completions of requests that started together.
+    #[inline]
+    pub fn add_many(&mut self, timing: RequestTiming, count: u64) {
         let latency = self.now.since(timing.started_at).0;
-        self.count += 1;
-        self.latency_ns += latency;
+        self.count += count;
+        self.latency_ns += latency * count;
         // A counter of another core may be read slightly late: then the difference is slightly negative.
         let waited = self.other_tenants_ns.wrapping_sub(timing.other_tenants_ns);
-        self.waited_ns += if waited >> 63 == 0 { waited.min(latency) } else { 0 };
+        self.waited_ns += if waited >> 63 == 0 { waited.min(latency) * count } else { 0 };
     }
 }
 

@@ -48,25 +48,36 @@ impl KeySink for ListSink<'_> {
     }
 }
 
+/// The engine's mode of a Store.
+pub(crate) fn put_mode(mode: StoreMode) -> PutMode {
+    match mode {
+        StoreMode::Upsert => PutMode::Upsert,
+        StoreMode::AddOnly => PutMode::AddOnly,
+        StoreMode::UpdateOnly => PutMode::UpdateOnly,
+    }
+}
+
+/// The outcome of a Store.
+pub(crate) fn put_outcome(outcome: PutOutcome) -> RequestOutcome {
+    match outcome {
+        PutOutcome::Stored => RequestOutcome::Stored,
+        PutOutcome::Exists => RequestOutcome::AlreadyExists,
+        PutOutcome::NotFound => RequestOutcome::NotFound,
+        PutOutcome::Full => RequestOutcome::CapacityExceeded,
+        PutOutcome::TooLong => RequestOutcome::InvalidValueSize,
+        PutOutcome::OtherVersion(_) | PutOutcome::NotNewer(_) => {
+            unreachable!("a standard command carries no version")
+        }
+    }
+}
+
 impl<E: Engine> KvBackend<E> {
     /// Executes one operation.
     pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         match operation {
             RequestOperation::Store { key, mode, record, value_bytes } => {
-                let mode = match mode {
-                    StoreMode::Upsert => PutMode::Upsert,
-                    StoreMode::AddOnly => PutMode::AddOnly,
-                    StoreMode::UpdateOnly => PutMode::UpdateOnly,
-                };
-                match self.engine.put(&key, mode, record, value_bytes as usize).await {
-                    Ok(PutOutcome::Stored) => RequestOutcome::Stored,
-                    Ok(PutOutcome::Exists) => RequestOutcome::AlreadyExists,
-                    Ok(PutOutcome::NotFound) => RequestOutcome::NotFound,
-                    Ok(PutOutcome::Full) => RequestOutcome::CapacityExceeded,
-                    Ok(PutOutcome::TooLong) => RequestOutcome::InvalidValueSize,
-                    Ok(PutOutcome::OtherVersion(_) | PutOutcome::NotNewer(_)) => {
-                        unreachable!("a standard command carries no version")
-                    }
+                match self.engine.put(&key, put_mode(mode), record, value_bytes as usize).await {
+                    Ok(outcome) => put_outcome(outcome),
                     Err(error) => self.log_failure("store", &key, error),
                 }
             }

@@ -97,6 +97,45 @@ pub(crate) enum CommandPlan {
     Complete(Status),
 }
 
+/// A command of an I/O queue after its SQE was checked.
+#[derive(Debug)]
+pub(crate) struct PlannedCommand {
+    pub plan: CommandPlan,
+    /// The namespace of the command, and its serial number when the command was planned.
+    pub namespace: NamespaceId,
+    pub namespace_serial: u64,
+    /// The decoded SGL descriptor.
+    pub sgl: SglKind,
+}
+
+/// Where a command's data is when its capsule has been received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CapsuleData<'a> {
+    /// All of it is in the capsule, or there is none.
+    Complete(&'a [u8]),
+    /// The host sends it on request.
+    Requested,
+}
+
+impl<'a> CapsuleData<'a> {
+    /// Finds the `bytes` bytes of a command's data; `data` is what follows the SQE in its capsule.
+    ///
+    /// # Errors
+    /// The SGL describes less data than the command has, or more than the capsule.
+    #[inline]
+    pub fn check(sgl: SglKind, data: &'a [u8], bytes: u32) -> Result<CapsuleData<'a>, Status> {
+        Ok(match sgl {
+            SglKind::InCapsule { bytes: stated_bytes } if stated_bytes as usize > data.len() => {
+                return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
+            }
+            _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
+            SglKind::InCapsule { .. } => CapsuleData::Complete(&data[..bytes as usize]),
+            SglKind::Transport { .. } if bytes > 0 => CapsuleData::Requested,
+            SglKind::None | SglKind::Transport { .. } => CapsuleData::Complete(&[]),
+        })
+    }
+}
+
 /// The next step of a command after its data was received.
 #[derive(Debug)]
 pub(crate) enum CommandAction {

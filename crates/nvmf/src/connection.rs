@@ -23,6 +23,7 @@
 
 mod admin_handler;
 mod command_handler;
+mod direct_path;
 mod pdu_receive;
 mod state;
 mod transfers;
@@ -33,11 +34,12 @@ use crate::command_plan::InFlight;
 use crate::command_slots::{CommandSlots, SlotState};
 use crate::controller::ControllerState;
 use crate::counters::CounterSet;
+use crate::direct::{DirectBackend, LongWay};
 use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::send_buffer::SendBuffer;
 use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
@@ -96,8 +98,21 @@ impl Connection {
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> ReceiveResult {
+        self.receive_direct(now, bytes, pool, requests, &mut LongWay)
+    }
+
+    /// As [`Connection::receive`], but commands that `direct` can execute at once are executed and completed within this call:
+    /// they appear in `requests` only if they have to wait.
+    pub fn receive_direct<D: DirectBackend>(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+        direct: &mut D,
+    ) -> ReceiveResult {
         self.check_controller();
-        let result = self.receive_pdus(now, bytes, pool, requests);
+        let result = self.receive_pdus(now, bytes, pool, requests, direct);
         // A retry of bytes that were not consumed is no activity of the host.
         if result.consumed_bytes > 0 {
             self.record_activity(now);
@@ -149,6 +164,19 @@ impl Connection {
             self.end_shutdown(command_id, cc_before, cc_written);
             return;
         }
+        self.complete_command(command_id, namespace, in_flight, outcome);
+        self.grant_waiting_transfers();
+    }
+
+    /// Appends the data, if any, and the completion of a command.
+    #[inline]
+    fn complete_command(
+        &mut self,
+        command_id: u16,
+        namespace: NamespaceId,
+        in_flight: InFlight,
+        outcome: RequestOutcome,
+    ) {
         let ConnectionState::Io(queue) = &self.state else {
             return; // The connection has ended: no completion is sent.
         };
@@ -162,19 +190,21 @@ impl Connection {
             _ => None,
         };
         if let Some((buffer, from, to)) = result.data {
-            let sent = if lba.is_some() {
-                &mut self.counters.read_bytes
-            } else {
-                &mut self.counters.retrieved_bytes
-            };
-            *sent += (to - from) as u64;
+            self.counters.count_sent_data(in_flight, to - from);
             self.pdu_writer.write_data_buffer(command_id, buffer, from, to);
         }
         if !result.status.is_success() && !is_negative_result(result.status) {
             self.record_failure(command_id, namespace, lba, result.status);
         }
         self.respond(command_id, result.status, result.dw0, 0);
-        self.grant_waiting_transfers();
+    }
+
+    /// Completes a Retrieve of a value of `bytes` bytes, or a Read, whose data is in the send buffer already.
+    #[inline]
+    fn complete_written_data(&mut self, command_id: u16, in_flight: InFlight, bytes: usize) {
+        let sent_bytes = bytes.min(in_flight.response_bytes_max() as usize);
+        self.counters.count_sent_data(in_flight, sent_bytes);
+        self.respond(command_id, Status::SUCCESS, io_commands::data_dw0(in_flight, bytes), 0);
     }
 
     /// Handles timeouts, asynchronous events, freed buffers and state changes of the controller by other

@@ -3,6 +3,7 @@
 //! A connection counts in plain integers ([`CounterSet`]) and adds them to [`SharedCounters`] at its ticks
 //! and at its end, so commands of different cores share no cache line. Readers lag by at most one tick.
 
+use crate::command_plan::InFlight;
 use crate::io_request::RequestOperation;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -83,14 +84,28 @@ counter_set! {
 }
 
 impl CounterSet {
+    /// Counts a Store of so many bytes.
+    #[inline]
+    pub(crate) fn count_store(&mut self, value_bytes: u32) {
+        self.stores += 1;
+        self.stored_bytes += u64::from(value_bytes);
+    }
+
+    /// Counts bytes of a command's data that were sent to the host.
+    #[inline]
+    pub(crate) fn count_sent_data(&mut self, in_flight: InFlight, bytes: usize) {
+        let sent = match in_flight {
+            InFlight::Blocks(_) => &mut self.read_bytes,
+            _ => &mut self.retrieved_bytes,
+        };
+        *sent += bytes as u64;
+    }
+
     /// Counts a request to the engine.
     #[inline]
     pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
         match operation {
-            RequestOperation::Store { value_bytes, .. } => {
-                self.stores += 1;
-                self.stored_bytes += u64::from(*value_bytes);
-            }
+            RequestOperation::Store { value_bytes, .. } => self.count_store(*value_bytes),
             RequestOperation::Retrieve { .. } => self.retrieves += 1,
             RequestOperation::Delete { .. } => self.deletes += 1,
             RequestOperation::Exist { .. } => self.exists += 1,

@@ -45,6 +45,16 @@ impl PendingCommand {
     }
 }
 
+/// DW0 of the completion of a command whose data has `bytes` bytes at the engine: a value's length, of which the host's
+/// buffer may hold less.
+#[inline]
+pub(crate) fn data_dw0(in_flight: InFlight, bytes: usize) -> u32 {
+    match in_flight {
+        InFlight::Retrieve { .. } => bytes as u32,
+        _ => 0,
+    }
+}
+
 /// Translates the engine's outcome to a completion. `delete_missing_is_error` is feature 20h of a
 /// namespace.
 ///

@@ -3,7 +3,7 @@
 //! # Layout
 //! - `connection`: [`Connection`], one TCP connection, which is one queue; its modules: `state` (fields and state
 //!   changes), `pdu_receive` (framing, digests, H2CData), `command_handler` and `admin_handler` (commands),
-//!   `transfers` (buffers for H2CData).
+//!   `transfers` (buffers for H2CData), `direct_path` (commands that are completed at once).
 //! - `io_commands`: dispatches a command of an I/O queue by its namespace's command set to `kv_commands` or
 //!   `nvm_commands`; `command_plan` has the types that they share.
 //! - `command_slots`: the outstanding commands of one queue.
@@ -14,6 +14,7 @@
 //! - `host_acl`, `health`: access control ([`HostAcl`]); the node's part of the health log ([`HealthStatus`]).
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
 //!   `async_events`, `error_log`: admin commands.
+//! - [`DirectBackend`] (`direct`): executes commands at once.
 //! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the
 //!   interface to the caller.
 //!
@@ -32,6 +33,7 @@ mod config;
 mod connection;
 mod controller;
 mod counters;
+mod direct;
 mod error_log;
 mod feature_values;
 mod features;
@@ -53,6 +55,7 @@ pub use config::SubsystemConfig;
 pub use connection::{CloseReason, Connection, ReceiveResult, StallReason};
 pub use controller::{ControllerState, ControllerType};
 pub use counters::{CounterSet, SharedCounters};
+pub use direct::{DirectBackend, DirectOperation, DirectStage, LongWay, ReceiveData};
 pub use health::HealthStatus;
 pub use host_acl::HostAcl;
 pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};

@@ -4,9 +4,9 @@
 //! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
 //! zero bytes, since SPDK's host hangs on one.
 
-use octokv_base::{Buffer, crc32c};
+use octokv_base::{Buffer, BufferPool, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
-use octokv_wire::send_buffer::SendBuffer;
+use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, Status};
 
 /// Writes the PDUs of one connection, and tracks its submission queue head.
@@ -65,6 +65,20 @@ impl PduWriter {
         self.write_data_header(command_id, data.len());
         self.send_buffer.push_copy(data);
         self.write_data_digest(data);
+    }
+
+    /// Appends data for the host: a short copy in place, a longer one in a buffer of `pool`. False, and nothing is appended, if
+    /// that has none.
+    #[inline]
+    pub fn write_data(&mut self, command_id: u16, data: &[u8], pool: &BufferPool) -> bool {
+        if data.len() <= COPY_BYTES_MAX {
+            self.write_data_copy(command_id, data);
+            return true;
+        }
+        let Some(mut buffer) = pool.take(data.len()) else { return false };
+        buffer[..data.len()].copy_from_slice(data);
+        self.write_data_buffer(command_id, buffer, 0, data.len());
+        true
     }
 
     /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.

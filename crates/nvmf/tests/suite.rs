@@ -5,6 +5,7 @@ mod admin;
 mod adversary;
 mod common;
 mod corpus;
+mod direct_path;
 mod discovery;
 mod handshake;
 mod io;

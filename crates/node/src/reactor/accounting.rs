@@ -10,6 +10,7 @@ use crate::monitor::{IntervalReport, Monitor, MonitorDuty};
 use octokv_base::Nanos;
 use octokv_runtime::{CpuTime, ReactorHandle, Sockets, Stage};
 use octokv_sched::{CoreId, TenantId};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Connections whose network round trip is sampled per interval.
@@ -24,6 +25,43 @@ pub struct SimulatedCosts {
     pub kv: Nanos,
     /// To submit and complete its device operations, on the executing core.
     pub device: Nanos,
+}
+
+/// Accounting of the commands of one connection that are executed at once, in groups.
+pub(super) struct GroupAccounting<'a> {
+    pub accounting: &'a Accounting,
+    pub tenant: TenantId,
+    /// When the iteration began.
+    pub now: Nanos,
+    /// Time of the groups so far, for the budget of the connection.
+    pub time: &'a Cell<Nanos>,
+}
+
+impl GroupAccounting<'_> {
+    /// Ends the stage in which a group was parsed.
+    pub fn begin_group(&self) {
+        self.end_stage(Stage::Target);
+    }
+
+    /// Ends the stage in which `commands` commands of a group were executed and answered.
+    pub fn end_group(&self, commands: usize) {
+        if commands > 0 {
+            self.accounting.advance_simulated(commands);
+            let metrics = &self.accounting.metrics;
+            let count = commands as u64;
+            let timing = metrics.record_started(self.tenant, count);
+            metrics.record_executed_locally(count);
+            let ended = self.now + self.accounting.iteration_elapsed();
+            metrics.completion_batch(self.tenant, ended).add_many(timing, count);
+        }
+        self.end_stage(Stage::Kv);
+    }
+
+    fn end_stage(&self, stage: Stage) {
+        let time = self.accounting.end_stage(stage, true);
+        self.accounting.charge(self.tenant, time);
+        self.time.set(self.time.get() + time);
+    }
 }
 
 /// See the module header.
@@ -92,6 +130,14 @@ impl Accounting {
     pub fn end_ingress(&self, requests: usize, worked: bool) -> Nanos {
         self.cpu_time().advance_simulated(Stage::Target, self.costs.target.times(requests));
         self.end_stage(Stage::Target, worked)
+    }
+
+    /// Adds the simulated time of whole requests.
+    fn advance_simulated(&self, requests: usize) {
+        let SimulatedCosts { target, kv, device } = self.costs;
+        for (stage, cost) in [(Stage::Target, target), (Stage::Kv, kv), (Stage::Device, device)] {
+            self.cpu_time().advance_simulated(stage, cost.times(requests));
+        }
     }
 
     /// Charges a tenant for time.

@@ -8,12 +8,13 @@ use super::connections::Connections;
 use super::{CLOSES_PER_ITERATION, Reactor, RequestCompletion};
 use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
+use octokv_engine::Engine;
 use octokv_nvmf::{CloseReason, Connection};
 use octokv_runtime::{Sockets, Stage};
 use std::convert::Infallible;
 use std::future::Future;
 
-impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
+impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
     /// Delivers completions to their connections, or by mailbox to their home cores. The `spent` time on requests
     /// that waited for their devices is divided among the completed ones.
     pub(super) fn deliver_completions(&mut self, now: Nanos, spent: Nanos) -> bool {

@@ -5,18 +5,22 @@
 //! (`crate::time_budget`), and while requests wait for workers nothing is received.
 
 use super::acceptor::AcceptedConnection;
+use super::accounting::GroupAccounting;
 use super::connections::Connections;
+use super::direct_executor::DirectExecutor;
 use super::{CoreMessage, MESSAGES_PER_ITERATION_MAX, Reactor, RequestCompletion};
 use crate::connection_io::{ConnectionIo, ReceiveBudget};
 use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
+use octokv_engine::Engine;
 use octokv_nvmf::{Connection, IoRequest};
 use octokv_runtime::{Sockets, Stage};
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
 
-impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
+impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
     pub(super) fn accept(&mut self, now: Nanos) -> bool {
         if self.draining {
             return false;
@@ -89,7 +93,8 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
         self.queue_ready_connections();
         let share = self.budget.share(self.connections.active_count);
         let Reactor { sockets, receive_buffer, pool, connections, requests, .. } = self;
-        let Reactor { links, accounting, parsed, budget, .. } = self;
+        let Reactor { links, accounting, parsed, budget, namespaces, .. } = self;
+        let is_direct = requests.scheduler.is_passthrough();
         let Connections { slots, receive_queue, received_from, .. } = connections;
         let core = links.core();
         // Time before this belongs to no connection.
@@ -98,6 +103,9 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
             let Some(io) = &mut slots[index as usize] else { continue };
             let mut connection_time = Nanos::ZERO;
             let tenant = io.resolve_tenant(accounting.monitor.tenants());
+            let group_time = Cell::new(Nanos::ZERO);
+            let group_accounting = GroupAccounting { accounting, tenant, now, time: &group_time };
+            let mut direct = DirectExecutor::new(namespaces, group_accounting, is_direct);
             let execute = |connection: &mut Connection, parsed: &mut Vec<IoRequest>| {
                 let ingress_time = accounting.end_ingress(parsed.len(), true);
                 accounting.charge(tenant, ingress_time);
@@ -105,7 +113,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                 let started = requests.start_waiting();
                 let execute_time = accounting.end_stage(Stage::Kv, started);
                 accounting.charge(tenant, execute_time);
-                connection_time = connection_time + ingress_time + execute_time;
+                connection_time = connection_time + group_time.take() + ingress_time + execute_time;
                 // A completed request reserves response space by its actual length, no longer by its maximum.
                 let is_own = |completion: &mut RequestCompletion| {
                     completion.home_core == core
@@ -126,7 +134,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
                     false => ReceiveBudget::Exhausted,
                 }
             };
-            let received = io.receive(now, sockets, receive_buffer, pool, execute, parsed);
+            let received = io.receive(now, sockets, receive_buffer, pool, &mut direct, execute, parsed);
             connection_time = connection_time.since(std::mem::take(&mut time_before));
             if let Some(bytes) = received {
                 accounting.metrics.add_bytes(tenant, bytes);

@@ -17,13 +17,14 @@
 //! # Layout
 //! - this file: the parts of a core, and its iteration.
 //! - `connections`, `acceptor`: the connections of this core; new ones of the node. `core_links`, `messages`: the other cores.
-//! - `requests`: from admission to completion. `owner_queues`: requests that wait for the owners of their keys. `accounting`: processor time, metrics, sampling intervals.
+//! - `requests`: from admission to completion; `direct_executor`: requests that need not wait. `owner_queues`: requests that wait for the owners of their keys. `accounting`: processor time, metrics, sampling intervals.
 //! - `ingress`: bytes to requests, messages of other cores. `egress`: completions, responses, closed connections.
 
 mod acceptor;
 mod accounting;
 mod connections;
 mod core_links;
+mod direct_executor;
 mod egress;
 mod ingress;
 mod messages;
@@ -113,8 +114,10 @@ pub struct ReactorParts<S, E> {
 }
 
 /// The reactor; `F` is the future of a worker.
-struct Reactor<S, F> {
+struct Reactor<S, E, F> {
     sockets: S,
+    /// The backends of this core, for commands that are executed at once.
+    namespaces: Rc<NamespaceTable<E>>,
     acceptor: Acceptor,
     links: CoreLinks,
     connections: Connections,
@@ -232,7 +235,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     completions: Rc<RefCell<Vec<RequestCompletion>>>,
     request_queue: RequestQueue,
     workers: WorkerPool<PendingRequest, F>,
-) -> Reactor<S, F> {
+) -> Reactor<S, E, F> {
     let (cores, core) = (parts.mailbox.core_count(), CoreId::from_index(parts.core));
     let (namespaces, owners) = (Rc::clone(&parts.namespaces), Rc::clone(&parts.namespaces));
     let node_requests = node_requests_max(parts.target.config());
@@ -257,6 +260,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     );
     Reactor {
         sockets: parts.sockets,
+        namespaces: parts.namespaces,
         acceptor: Acceptor::new(parts.listeners),
         links: CoreLinks::new(core, parts.mailbox, node_requests),
         connections: Connections::default(),
@@ -277,7 +281,7 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
     }
 }
 
-impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F> {
+impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, E, F> {
     fn run_iteration(&mut self, now: Nanos) -> bool {
         self.accounting.begin_iteration(now);
         let mut worked = self.handle.begin_iteration(now) > 0;
@@ -354,7 +358,7 @@ impl<S: Sockets, F: Future<Output = Infallible>> ReactorLoop<S> for Reactor<S, F
     }
 }
 
-impl<S: Sockets, F: Future<Output = Infallible>> Reactor<S, F> {
+impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
     /// Polls the tasks of this core that were woken: background work, then workers.
     #[inline]
     fn poll_tasks(&mut self) -> bool {

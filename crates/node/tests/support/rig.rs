@@ -99,6 +99,14 @@ impl Device for CostedDevice {
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.memory.write(at, buffer)
     }
+    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+        let blocks = bytes / BLOCK_BYTES as usize;
+        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks as u64));
+        self.memory.read_in_place(at, bytes, read)
+    }
+    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.memory.write_in_place(at, bytes, write)
+    }
     fn flush(&self) -> DeviceFuture {
         self.memory.flush()
     }

@@ -5,7 +5,9 @@
 
 use super::state::{Capsule, CloseReason, Connection, ConnectionState, IoQueue, StallReason};
 use super::transfers::transfer_budget;
-use crate::command_plan::{CommandAction, CommandContext, CommandPlan, PayloadLayout, PendingCommand};
+use crate::command_plan::{
+    CapsuleData, CommandAction, CommandContext, CommandPlan, PayloadLayout, PendingCommand, PlannedCommand,
+};
 use crate::command_slots::{CommandSlots, SlotState, Transfer};
 use crate::controller::ControllerType;
 use crate::io_commands;
@@ -17,7 +19,7 @@ use octokv_wire::fabrics::{
     self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, UncheckedConnectData,
 };
 use octokv_wire::queue_entry::FABRICS_OPCODE;
-use octokv_wire::{PduError, SglKind, Sqe, Status};
+use octokv_wire::{PduError, Sqe, Status};
 
 type AcceptResult = Result<Option<StallReason>, PduError>;
 
@@ -25,7 +27,7 @@ type AcceptResult = Result<Option<StallReason>, PduError>;
 const UNCONNECTED_BYTES_MAX: u64 = 4096;
 const ACCEPTED: AcceptResult = Ok(None);
 impl Connection {
-    /// Accepts one command as far as that is possible now.
+    /// Accepts one command as far as that is possible now. `planned` is its plan, if it has been made.
     ///
     /// # Errors
     /// A protocol violation that ends the connection: more commands than the queue has entries.
@@ -34,19 +36,11 @@ impl Connection {
         now: Nanos,
         sqe: &Sqe,
         capsule: Capsule<'_>,
+        planned: Option<Result<PlannedCommand, Status>>,
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> AcceptResult {
-        // Responses of requests in flight count as unsent, which bounds the memory of a host that does not
-        // read.
-        let unsent_bytes = self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes();
-        let unsent_bytes_max = match self.state() {
-            ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
-            // A connection may hold at most as much as is free (dynamic thresholds, Choudhury and Hahne,
-            // 1998): of n connections that do not read, each holds at most 1/(n+1) of the pool.
-            _ => self.target.config().send_buffer_bytes_max.min(pool.free_bytes()) as u64,
-        };
-        if unsent_bytes > unsent_bytes_max {
+        if !self.has_response_space(pool) {
             return Ok(Some(StallReason::SendBuffer));
         }
         match self.state() {
@@ -85,7 +79,8 @@ impl Connection {
                 self.handle_io_fabrics(now, sqe);
                 return ACCEPTED;
             }
-            return match self.handle_io_command(sqe, capsule.data, pool, requests) {
+            let planned = planned.unwrap_or_else(|| self.plan_io_command(sqe));
+            return match self.submit_planned(sqe, planned, capsule.data, pool, requests) {
                 Ok(stall) => Ok(stall),
                 Err(status) => {
                     self.fail_command(sqe, status);
@@ -95,6 +90,21 @@ impl Connection {
         }
         self.handle_admin_command(now, sqe, capsule.data, requests);
         ACCEPTED
+    }
+
+    /// Whether the send buffer has space for another response.
+    #[inline]
+    pub(super) fn has_response_space(&self, pool: &BufferPool) -> bool {
+        // Responses of requests in flight count as unsent, which bounds the memory of a host that does not
+        // read.
+        let unsent_bytes = self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes();
+        let unsent_bytes_max = match self.state() {
+            ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
+            // A connection may hold at most as much as is free (dynamic thresholds, Choudhury and Hahne,
+            // 1998): of n connections that do not read, each holds at most 1/(n+1) of the pool.
+            _ => self.target.config().send_buffer_bytes_max.min(pool.free_bytes()) as u64,
+        };
+        unsent_bytes <= unsent_bytes_max
     }
 
     /// Releases an event request, without a completion, whose command identifier a Fabrics command reuses.
@@ -111,15 +121,12 @@ impl Connection {
         released_slot.is_some()
     }
 
-    /// Plans and submits a command of an I/O queue.
+    /// Plans a command of an I/O queue.
+    ///
+    /// # Errors
+    /// The status with which the command fails.
     #[inline]
-    fn handle_io_command(
-        &mut self,
-        sqe: &Sqe,
-        data: &[u8],
-        pool: &BufferPool,
-        requests: &mut Vec<IoRequest>,
-    ) -> Result<Option<StallReason>, Status> {
+    pub(super) fn plan_io_command(&mut self, sqe: &Sqe) -> Result<PlannedCommand, Status> {
         let sgl = sqe.sgl.check()?;
         self.target.namespace_directory.refresh(&mut self.namespaces);
         let entry = self.namespaces.entry(sqe.namespace());
@@ -141,8 +148,22 @@ impl Connection {
             transfer_bytes_max: config.transfer_bytes_max(),
             write_cache_enabled: queue.controller.is_write_cache_enabled(),
         };
-        let (namespace, namespace_serial) = (entry.info.id, entry.serial);
-        match io_commands::plan(sqe, &context)? {
+        let plan = io_commands::plan(sqe, &context)?;
+        Ok(PlannedCommand { plan, namespace: entry.info.id, namespace_serial: entry.serial, sgl })
+    }
+
+    /// Submits a planned command of an I/O queue.
+    #[inline]
+    fn submit_planned(
+        &mut self,
+        sqe: &Sqe,
+        planned: Result<PlannedCommand, Status>,
+        data: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Result<Option<StallReason>, Status> {
+        let PlannedCommand { plan, namespace, namespace_serial, sgl } = planned?;
+        match plan {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
                 self.push_request(slot, namespace, operation, requests);
@@ -153,13 +174,9 @@ impl Connection {
                 Ok(None)
             }
             CommandPlan::ReceiveData { pending, layout, bytes } => {
-                let in_capsule = match sgl {
-                    SglKind::InCapsule { bytes: stated_bytes } if stated_bytes as usize > data.len() => {
-                        return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
-                    }
-                    _ if bytes > sgl.bytes() => return Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
-                    SglKind::InCapsule { .. } => &data[..bytes as usize],
-                    SglKind::Transport { .. } if bytes > 0 => {
+                let in_capsule = match CapsuleData::check(sgl, data, bytes)? {
+                    CapsuleData::Complete(data) => data,
+                    CapsuleData::Requested => {
                         let now = self.last_tick_at;
                         let transfer =
                             Transfer::new(namespace, namespace_serial, pending, layout, bytes, now);
@@ -167,7 +184,6 @@ impl Connection {
                         self.grant_transfers(pool);
                         return Ok(None);
                     }
-                    SglKind::None | SglKind::Transport { .. } => &[],
                 };
                 let stall = self.submit(sqe, pending, layout, in_capsule, pool, requests);
                 // The missing buffer could only come from transfers whose data is queued behind this

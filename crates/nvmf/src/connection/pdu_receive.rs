@@ -15,6 +15,7 @@
 use super::state::{
     Capsule, CloseReason, Connection, ConnectionState, DataDigest, ReceiveResult, ReceiveState, StallReason,
 };
+use crate::direct::DirectBackend;
 use crate::io_request::IoRequest;
 use octokv_base::{BufferPool, Nanos, crc32c};
 use octokv_wire::pdu::{
@@ -34,17 +35,23 @@ pub(super) enum ReceiveStep {
 }
 
 impl Connection {
-    pub(super) fn receive_pdus(
+    pub(super) fn receive_pdus<D: DirectBackend>(
         &mut self,
         now: Nanos,
         bytes: &[u8],
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
+        direct: &mut D,
     ) -> ReceiveResult {
         self.grant_transfers(pool);
         let mut consumed_bytes = 0;
         let stalled = loop {
-            match self.receive_step(now, &bytes[consumed_bytes..], pool, requests) {
+            let rest = &bytes[consumed_bytes..];
+            let group = match direct.is_open() && self.accepts_groups() {
+                true => self.receive_group(now, rest, pool, requests, direct),
+                false => None,
+            };
+            match group.unwrap_or_else(|| self.receive_step(now, rest, pool, requests)) {
                 ReceiveStep::Consumed(count) => consumed_bytes += count,
                 ReceiveStep::NeedMoreBytes => break None,
                 ReceiveStep::Stalled(reason) => break Some(reason),
@@ -52,6 +59,12 @@ impl Connection {
         };
         self.update_buffer_wait_pool(pool);
         ReceiveResult { consumed_bytes, stalled }
+    }
+
+    /// Whether the next byte is the first of a PDU.
+    #[inline]
+    pub(super) fn is_at_pdu_head(&self) -> bool {
+        matches!(self.receive_state, ReceiveState::Head)
     }
 
     fn receive_step(
@@ -115,7 +128,7 @@ impl Connection {
         match header {
             PduHeader::Command(sqe) => {
                 let capsule = self.parse_capsule(&layout, bytes);
-                match self.handle_command(now, sqe, capsule, pool, requests) {
+                match self.handle_command(now, sqe, capsule, None, pool, requests) {
                     Ok(None) => ReceiveStep::Consumed(needed),
                     Ok(Some(stall)) => ReceiveStep::Stalled(stall),
                     Err(error) => self.terminate_and_discard(now, error, bytes),
@@ -141,7 +154,8 @@ impl Connection {
     }
 
     /// Validates the common header against the connection's state and limits.
-    fn check_pdu(&self, unchecked: UncheckedCommonHeader) -> Result<PduLayout, PduError> {
+    #[inline]
+    pub(super) fn check_pdu(&self, unchecked: UncheckedCommonHeader) -> Result<PduLayout, PduError> {
         let layout = unchecked.check(Role::Controller, &self.pdu_writer.params)?;
         let awaits_ic = matches!(self.state(), ConnectionState::AwaitIcReq { .. });
         let is_expected = match layout.pdu_type {

@@ -14,7 +14,7 @@ const WORKERS: usize = 64;
 
 /// Core 0 of three, whose requests never end, and the mailboxes of the others. The first byte of a key is its owner core.
 struct OwningCore {
-    reactor: Reactor<PeerSockets, StuckWorker>,
+    reactor: Reactor<PeerSockets, AnyEngine, StuckWorker>,
     others: [Mailbox<CoreMessage>; 2],
     now: Nanos,
 }

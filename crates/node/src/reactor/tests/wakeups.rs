@@ -10,7 +10,7 @@ use octokv_sched::{Policy, SchedConfig};
 /// Core 0 of two with a listener on a simulated network, the mailbox of core 1, and a host.
 struct ListeningCore {
     sim: SimEnv,
-    reactor: Reactor<SimSockets, StuckWorker>,
+    reactor: Reactor<SimSockets, AnyEngine, StuckWorker>,
     other_core: Mailbox<CoreMessage>,
     host: SimHostId,
     address: SocketAddr,

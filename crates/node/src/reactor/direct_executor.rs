@@ -1,0 +1,138 @@
+//! Executes commands of a connection at once, on the backends of its core: the short way of a request.
+//!
+//! In: the commands of one slice of a connection's bytes, in groups. Out: their outcomes, or nothing for those that take the
+//! long way. Accounting is by group: what is spent before its execution is the target's stage, its execution and replies the
+//! kv stage; requests count as started, executed and completed when their group ends.
+
+use super::accounting::GroupAccounting;
+use crate::kv_backend::{put_mode, put_outcome};
+use crate::namespace_table::{NamespaceBackend, NamespaceTable};
+use octokv_base::{Key, NamespaceId};
+use octokv_engine::{DeleteOutcome, Engine, KeyLookup, LookupStage};
+use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOutcome};
+use std::rc::Rc;
+
+/// See the module header.
+pub(super) struct DirectExecutor<'a, E> {
+    namespaces: &'a NamespaceTable<E>,
+    accounting: GroupAccounting<'a>,
+    is_open: bool,
+    /// The backend of the last command.
+    backend: Option<(NamespaceId, Rc<NamespaceBackend<E>>)>,
+}
+
+impl<'a, E: Engine> DirectExecutor<'a, E> {
+    /// For one connection; `is_open` if nothing has to schedule its requests.
+    pub fn new(
+        namespaces: &'a NamespaceTable<E>,
+        accounting: GroupAccounting<'a>,
+        is_open: bool,
+    ) -> DirectExecutor<'a, E> {
+        DirectExecutor { namespaces, accounting, is_open, backend: None }
+    }
+
+    #[inline]
+    fn backend(&mut self, namespace: NamespaceId) -> Option<&NamespaceBackend<E>> {
+        if self.backend.as_ref().is_none_or(|(id, _)| *id != namespace) {
+            self.backend = Some((namespace, self.namespaces.get(namespace)?));
+        }
+        self.backend.as_ref().map(|(_, backend)| &**backend)
+    }
+
+    #[inline]
+    fn engine(&mut self, namespace: NamespaceId) -> Option<&E> {
+        match self.backend(namespace)? {
+            NamespaceBackend::Kv(kv_backend) => Some(&kv_backend.engine),
+            NamespaceBackend::Block(_) => None,
+        }
+    }
+}
+
+impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
+    type Lookup = KeyLookup;
+
+    #[inline]
+    fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    #[inline]
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<KeyLookup> {
+        self.engine(namespace)?.begin_lookup(key)
+    }
+
+    #[inline]
+    fn advance_lookup(&mut self, namespace: NamespaceId, lookup: &mut KeyLookup, stage: DirectStage) {
+        if let Some(engine) = self.engine(namespace) {
+            let stage = match stage {
+                DirectStage::Entries => LookupStage::Entry,
+                DirectStage::Records => LookupStage::Record,
+            };
+            engine.advance_lookup(lookup, stage);
+        }
+    }
+
+    fn prefetch_blocks(&mut self, namespace: NamespaceId, range: LbaRange) -> bool {
+        match self.backend(namespace) {
+            Some(NamespaceBackend::Block(block_backend)) => block_backend.prefetch_in_place(range),
+            Some(NamespaceBackend::Kv(_)) | None => false,
+        }
+    }
+
+    fn begin_execution(&mut self) {
+        self.accounting.begin_group();
+    }
+
+    #[inline]
+    fn retrieve(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &KeyLookup,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<bool> {
+        self.engine(namespace)?.get_now(key, lookup, receive)
+    }
+
+    #[inline]
+    fn execute(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &KeyLookup,
+        operation: DirectOperation<'_>,
+    ) -> Option<RequestOutcome> {
+        let engine = self.engine(namespace)?;
+        Some(match operation {
+            DirectOperation::Store { mode, value } => {
+                put_outcome(engine.put_now(key, lookup, put_mode(mode), value)?)
+            }
+            DirectOperation::Delete => match engine.delete_now(key, lookup)? {
+                DeleteOutcome::Deleted => RequestOutcome::Deleted,
+                DeleteOutcome::NotFound => RequestOutcome::NotFound,
+                DeleteOutcome::NotNewer(_) => unreachable!("a standard command carries no version"),
+            },
+            DirectOperation::Exist => match engine.exist_now(key, lookup)? {
+                Some(bytes) => RequestOutcome::Exists { value_bytes: bytes as u32 },
+                None => RequestOutcome::NotFound,
+            },
+        })
+    }
+
+    #[inline]
+    fn read_blocks(
+        &mut self,
+        namespace: NamespaceId,
+        range: LbaRange,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<()> {
+        match self.backend(namespace)? {
+            NamespaceBackend::Block(block_backend) => block_backend.read_in_place(range, receive),
+            NamespaceBackend::Kv(_) => None,
+        }
+    }
+
+    fn end_execution(&mut self, commands: usize) {
+        self.accounting.end_group(commands);
+    }
+}

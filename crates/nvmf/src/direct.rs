@@ -1,0 +1,116 @@
+//! What a connection needs to complete commands at once, without a slot, a request and a task: run to completion.
+//!
+//! In: keys and blocks of the commands in a group, then each operation. Out: its outcome, or `None` if the command has to
+//! take the long way: [`IoRequest`](crate::IoRequest) and [`Connection::complete`](crate::Connection::complete). Both
+//! ways parse, check, count and answer commands by the same functions. `connection::direct_path` has the order of calls.
+
+use crate::io_request::{LbaRange, RequestOutcome, StoreMode};
+use octokv_base::{Key, NamespaceId};
+
+/// The next step of the lookups of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectStage {
+    /// Index entries are prefetched.
+    Entries,
+    /// Indexes are read, and records prefetched.
+    Records,
+}
+
+/// A change or a test of a key whose outcome has no data.
+#[derive(Clone, Copy, Debug)]
+pub enum DirectOperation<'a> {
+    /// Writes a value.
+    Store {
+        /// Whether the key may, must or must not exist.
+        mode: StoreMode,
+        /// The value.
+        value: &'a [u8],
+    },
+    /// Removes the key.
+    Delete,
+    /// Tests whether the key exists.
+    Exist,
+}
+
+/// Receives the data of a read, while nothing changes it. False if there is no memory for it.
+pub type ReceiveData<'a> = dyn FnMut(&[u8]) -> bool + 'a;
+
+/// Executes commands at once.
+///
+/// `None` from any operation means that nothing has changed and the command takes the long way.
+pub trait DirectBackend {
+    /// The lookup of one key.
+    type Lookup: Copy;
+
+    /// Whether commands may be executed at once now: nothing has to schedule them.
+    fn is_open(&self) -> bool;
+    /// Begins the lookup of a key; `None` if commands on keys of this namespace take the long way.
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<Self::Lookup>;
+    /// Advances a lookup.
+    fn advance_lookup(&mut self, namespace: NamespaceId, lookup: &mut Self::Lookup, stage: DirectStage);
+    /// Prefetches blocks. False if reads of this namespace take the long way.
+    fn prefetch_blocks(&mut self, namespace: NamespaceId, range: LbaRange) -> bool;
+    /// The operations that follow, up to `end_execution`, are those of one group.
+    fn begin_execution(&mut self);
+    /// Calls `receive` with a key's value. False if the key does not exist.
+    fn retrieve(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &Self::Lookup,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<bool>;
+    /// Executes an operation on a key.
+    fn execute(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &Self::Lookup,
+        operation: DirectOperation<'_>,
+    ) -> Option<RequestOutcome>;
+    /// Calls `receive` with blocks, which exist.
+    fn read_blocks(
+        &mut self,
+        namespace: NamespaceId,
+        range: LbaRange,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<()>;
+    /// `commands` commands of the group were completed.
+    fn end_execution(&mut self, commands: usize);
+}
+
+/// Every command takes the long way.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LongWay;
+
+impl DirectBackend for LongWay {
+    type Lookup = ();
+
+    fn is_open(&self) -> bool {
+        false
+    }
+    fn begin_lookup(&mut self, _: NamespaceId, _: &Key) -> Option<()> {
+        None
+    }
+    fn advance_lookup(&mut self, _: NamespaceId, (): &mut (), _: DirectStage) {}
+    fn prefetch_blocks(&mut self, _: NamespaceId, _: LbaRange) -> bool {
+        false
+    }
+    fn begin_execution(&mut self) {}
+    fn retrieve(&mut self, _: NamespaceId, _: &Key, (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
+        None
+    }
+    fn execute(
+        &mut self,
+        _: NamespaceId,
+        _: &Key,
+        (): &(),
+        _: DirectOperation<'_>,
+    ) -> Option<RequestOutcome> {
+        None
+    }
+    fn read_blocks(&mut self, _: NamespaceId, _: LbaRange, _: &mut ReceiveData<'_>) -> Option<()> {
+        None
+    }
+    fn end_execution(&mut self, _: usize) {}
+}

@@ -1,0 +1,312 @@
+//! Commands that are completed at once have the responses, counters and errors of those that take the long way.
+
+use crate::common::{
+    CommandResponse, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target, store_sqe,
+};
+use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng};
+use octokv_nvmf::{
+    CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOperation,
+    RequestOutcome, Target,
+};
+use octokv_wire::nvm::NvmCommand;
+use octokv_wire::pdu::DataHeader;
+use octokv_wire::{Sgl, Sqe, Status, kv};
+use std::collections::BTreeMap;
+
+const BLOCKS: NamespaceId = NamespaceId(2);
+
+/// Which way the commands on a key take: the first letter of the key decides, so that the order of commands on one key is
+/// the same in both runs.
+fn way_of(key: &Key) -> u8 {
+    key.as_bytes()[0] % 4
+}
+
+/// Executes at once on the engine in memory: all but keys that begin elsewhere, or whose execution has to wait.
+struct DirectEngine<'a> {
+    engine: &'a mut MemoryEngine,
+    target: &'a Target,
+    stages: Vec<DirectStage>,
+    at_once: &'a mut u64,
+    groups: &'a mut u64,
+    /// The second read of blocks in a row has to wait.
+    reads: u64,
+}
+
+impl DirectBackend for DirectEngine<'_> {
+    type Lookup = u64;
+
+    fn is_open(&self) -> bool {
+        true
+    }
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<u64> {
+        assert_eq!(namespace, NSID);
+        (way_of(key) != 3).then_some(u64::from(key.as_bytes()[0]))
+    }
+    fn advance_lookup(&mut self, _: NamespaceId, lookup: &mut u64, stage: DirectStage) {
+        self.stages.push(stage);
+        assert!(*lookup < 256, "each stage once");
+        *lookup += if stage == DirectStage::Records { 256 } else { 0 };
+    }
+    fn prefetch_blocks(&mut self, namespace: NamespaceId, _: LbaRange) -> bool {
+        namespace == BLOCKS
+    }
+    fn begin_execution(&mut self) {
+        *self.groups += 1;
+    }
+    fn retrieve(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &u64,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<bool> {
+        assert_eq!(*lookup as u8, key.as_bytes()[0], "the lookup of this key");
+        if way_of(key) == 1 {
+            return None;
+        }
+        match self.engine.values.get(&(namespace.0, key.clone())) {
+            Some(value) => receive(value).then_some(true),
+            None => Some(false),
+        }
+    }
+    fn execute(
+        &mut self,
+        namespace: NamespaceId,
+        key: &Key,
+        lookup: &u64,
+        operation: DirectOperation<'_>,
+    ) -> Option<RequestOutcome> {
+        assert_eq!(*lookup as u8, key.as_bytes()[0], "the lookup of this key");
+        if way_of(key) == 1 {
+            return None;
+        }
+        let key = key.clone();
+        let operation = match operation {
+            DirectOperation::Store { mode, value } => {
+                let from = RECORD_LAYOUT.value_offset(key.len());
+                let mut record = Buffer::zeroed(from + value.len());
+                record[from..].copy_from_slice(value);
+                RequestOperation::Store { key, mode, record, value_bytes: value.len() as u32 }
+            }
+            DirectOperation::Delete => RequestOperation::Delete { key },
+            DirectOperation::Exist => RequestOperation::Exist { key },
+        };
+        Some(self.engine.execute(self.target, namespace, operation))
+    }
+    fn read_blocks(
+        &mut self,
+        namespace: NamespaceId,
+        range: LbaRange,
+        receive: &mut ReceiveData<'_>,
+    ) -> Option<()> {
+        self.reads += 1;
+        if self.reads.is_multiple_of(2) {
+            return None;
+        }
+        match self.engine.execute(self.target, namespace, RequestOperation::Read { range }) {
+            RequestOutcome::Blocks { buffer } => receive(&buffer).then_some(()),
+            other => panic!("{other:?}"),
+        }
+    }
+    fn end_execution(&mut self, commands: usize) {
+        *self.at_once += commands as u64;
+    }
+}
+
+/// By command: status, DW0, DW1 and data.
+type Responses = BTreeMap<u16, (Status, u32, u32, Vec<u8>)>;
+
+/// A host whose connection completes what it can at once, or nothing.
+struct Run {
+    host: TestHost,
+    /// The controller ends with its admin queue.
+    _admin: TestHost,
+    is_direct: bool,
+    at_once: u64,
+    groups: u64,
+}
+
+impl Run {
+    fn new(is_direct: bool, digests: bool) -> Run {
+        let target = mixed_target();
+        let admin = TestHost::admin(&target);
+        let host = TestHost::io_with(&admin, 1, digests, digests);
+        Run { host, _admin: admin, is_direct, at_once: 0, groups: 0 }
+    }
+
+    /// Sends bytes, executes all requests, and gives what came back, by command.
+    fn send(&mut self, bytes: &[u8]) -> (Responses, Vec<DataHeader>) {
+        let host = &mut self.host;
+        host.unsent.extend_from_slice(bytes);
+        loop {
+            let consumed = match self.is_direct {
+                false => host.connection.receive(host.now, &host.unsent, &host.pool, &mut host.requests),
+                true => {
+                    let mut direct = DirectEngine {
+                        engine: &mut host.engine,
+                        target: &host.target,
+                        stages: Vec::new(),
+                        at_once: &mut self.at_once,
+                        groups: &mut self.groups,
+                        reads: 0,
+                    };
+                    let unsent = &host.unsent;
+                    host.connection.receive_direct(
+                        host.now,
+                        unsent,
+                        &host.pool,
+                        &mut host.requests,
+                        &mut direct,
+                    )
+                }
+            };
+            host.unsent.drain(..consumed.consumed_bytes);
+            host.execute_requests();
+            // What is left is the front of a capsule.
+            if consumed.consumed_bytes == 0 && consumed.stalled.is_none() {
+                break;
+            }
+        }
+        host.drain();
+        let (mut responses, mut requested, mut data) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        for pdu in host.received_pdus.drain(..) {
+            match pdu {
+                ReceivedPdu::Data(range, bytes) => {
+                    assert!(data.insert(range.command_id, bytes).is_none());
+                }
+                ReceivedPdu::Completion(cqe) => {
+                    let id = cqe.command_id.get();
+                    let response = CommandResponse { cqe, data: data.remove(&id).unwrap_or_default() };
+                    let (dw0, dw1) = (response.dw0(), response.cqe.dw1.get());
+                    let before = responses.insert(id, (response.status(), dw0, dw1, response.data));
+                    assert!(before.is_none(), "one completion per command");
+                }
+                ReceivedPdu::ReadyToTransfer(range) => requested.push(range),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(data.is_empty());
+        (responses, requested)
+    }
+
+    fn counters(&mut self) -> CounterSet {
+        self.host.connection.tick(self.host.now);
+        self.host.target.counters()
+    }
+}
+
+fn random_key(random: &mut Prng) -> Vec<u8> {
+    let bytes = 1 + random.below(16) as usize;
+    let mut key = vec![b'k'; bytes];
+    key[0] = b'a' + random.below(8) as u8;
+    key
+}
+
+/// A capsule with a random command, mostly valid.
+fn random_capsule(host: &TestHost, id: u16, random: &mut Prng) -> Vec<u8> {
+    let value: Vec<u8> = (0..random.below(3_000)).map(|_| random.next_u64() as u8).collect();
+    let key = random_key(random);
+    let limit = [0, 10, 1_500, 4_096][random.below(4) as usize];
+    let (mut sqe, data): (Sqe, &[u8]) = match random.below(10) {
+        0..3 => {
+            let options = random.below(6) as u8;
+            (store_sqe(id, &key, value.len(), Sgl::in_capsule(value.len() as u32), options), &value)
+        }
+        3..6 => {
+            let key = Key::new(&key).unwrap();
+            let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: limit }.encode(id, NSID);
+            sqe.sgl = Sgl::transport(limit);
+            (sqe, &[])
+        }
+        6 => (kv::KvCommand::Delete { key: Key::new(&key).unwrap() }.encode(id, NSID), &[]),
+        7 => (kv::KvCommand::Exist { key: Key::new(&key).unwrap() }.encode(id, NSID), &[]),
+        _ => {
+            let range = LbaRange { lba: Lba(random.below(20)), blocks: 1 + random.below(9) as u32 };
+            let mut sqe = NvmCommand::Read { range }.encode(id, BLOCKS);
+            sqe.sgl = Sgl::transport(range.blocks * 512);
+            (sqe, &[])
+        }
+    };
+    // One in eight is damaged.
+    match random.below(64) {
+        0 => sqe.opcode = random.next_u64() as u8 & 0x7f,
+        1 => sqe.nsid = (random.below(5) as u32).into(),
+        2 => sqe.cdw11 = (random.next_u64() as u32).into(),
+        3 => sqe.cdw10 = (random.below(1 << 32) as u32).into(),
+        4 => sqe.sgl = Sgl::in_capsule(random.below(4_000) as u32),
+        5 => sqe.flags |= 1,
+        6 => sqe.sgl = Sgl::transport(0),
+        7 => sqe.cdw10 = (value.len() as u32 + 1).into(),
+        _ => {}
+    }
+    // List, Flush and writes of blocks see the order of other commands.
+    if [kv::opcode::LIST, 0x08, 0x09].contains(&sqe.opcode) || (sqe.opcode == 1 && sqe.nsid.get() != 1) {
+        sqe.opcode = 0x7e;
+    }
+    host.capsule(&sqe, data)
+}
+
+fn both_ways_agree(seed: u64, digests: bool) -> (u64, u64) {
+    let mut random = Prng::new(seed);
+    let mut runs = [Run::new(false, digests), Run::new(true, digests)];
+    let mut id = 0_u16;
+    for round in 0..60 {
+        let mut bytes = Vec::new();
+        for _ in 0..1 + random.below(28) {
+            id = id.wrapping_add(1);
+            bytes.extend(random_capsule(&runs[0].host, id, &mut random));
+        }
+        // In pieces, so that capsules are incomplete.
+        let pieces = 1 + random.below(3) as usize;
+        let mut seen = [(); 2].map(|()| Vec::new());
+        let cut = bytes.len().div_ceil(pieces).max(1);
+        for piece in bytes.chunks(cut) {
+            for (run, seen) in runs.iter_mut().zip(&mut seen) {
+                seen.push(run.send(piece));
+            }
+        }
+        for (long, direct) in seen[0].iter().zip(&seen[1]) {
+            for (id, response) in &long.0 {
+                assert_eq!(direct.0.get(id), Some(response), "seed {seed}, round {round}, command {id}");
+            }
+            // The tag is a slot, which commands that were completed at once did not take.
+            let without_tag = |range: &DataHeader| DataHeader { tag: 0, ..*range };
+            let requested =
+                [long, direct].map(|(_, requested)| requested.iter().map(without_tag).collect::<Vec<_>>());
+            assert_eq!(requested[0], requested[1], "seed {seed}, round {round}");
+            assert_eq!(long.0.len(), direct.0.len(), "seed {seed}, round {round}");
+        }
+        // The data of Stores that the host has to be asked for.
+        let requested =
+            seen.map(|seen| seen.into_iter().flat_map(|(_, requested)| requested).collect::<Vec<_>>());
+        for (of_long, of_direct) in requested[0].iter().zip(&requested[1]) {
+            let data = vec![7; of_long.bytes as usize];
+            let [long, direct] = &mut runs;
+            let responses = [(long, of_long), (direct, of_direct)].map(|(run, range)| {
+                let pdu = run.host.data_pdu(*range, &data, octokv_wire::pdu::flags::LAST);
+                run.send(&pdu)
+            });
+            assert_eq!(responses[0], responses[1], "seed {seed}, round {round}: requested data");
+        }
+        assert_eq!(runs[0].host.engine.values, runs[1].host.engine.values);
+    }
+    let [long, direct] = &mut runs;
+    assert_eq!(long.counters(), direct.counters(), "seed {seed}");
+    (direct.at_once, direct.groups)
+}
+
+#[test]
+fn every_command_has_the_same_response_both_ways() {
+    let mut at_once = 0;
+    for seed in 0..60 {
+        let (completed, groups) = both_ways_agree(seed, false);
+        assert!(groups > 60);
+        at_once += completed;
+    }
+    assert!(at_once > 10_000, "{at_once} commands were completed at once");
+}
+
+#[test]
+fn connections_with_digests_take_the_long_way() {
+    assert_eq!(both_ways_agree(1, true), (0, 0));
+}
