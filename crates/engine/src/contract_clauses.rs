@@ -101,7 +101,7 @@ impl<E: Engine> Clauses<'_, E> {
     /// A future may be dropped after any poll: its write then happens or not, its key can be written again, and nothing is
     /// left over. `is_idle` tells when the engine has ended what it continues ([`Engine::run_abandoned`]).
     ///
-    /// Returns how many futures were dropped half done; 0 if the engine's operations never wait.
+    /// Returns how many futures were dropped after a poll and before their end.
     pub fn dropped_futures(&self, is_idle: impl Fn() -> bool) -> u64 {
         let mut half_done = 0;
         let (key, other) = (key_of(1), key_of(2));
@@ -139,6 +139,7 @@ impl<E: Engine> Clauses<'_, E> {
                 half_done += u64::from(polls > 0 && !has_ended);
                 self.run_abandoned(&is_idle);
                 let found = self.found(&key).map(|(operation, _)| operation);
+                assert!(polls > 0 || found == Some(before), "operation {kind} ran without a poll: {found:?}");
                 let written =
                     may_write.is_some_and(|written| found == written || kind > 4 && found == Some(after));
                 assert!(

@@ -262,7 +262,6 @@ fn threads_that_write_both_ways_lose_nothing_and_tear_nothing() {
                             std::thread::yield_now();
                         };
                         assert_eq!(outcome, Ok(PutOutcome::Stored));
-                        // Every operation that was applied before is replaced.
                     } else if let Some(value) = block_on(engine.get(&key), std::thread::yield_now).unwrap() {
                         let tagged = operation_of(&key, value.as_bytes());
                         assert_eq!(value.bytes as usize, 64 + (tagged % 900) as usize);

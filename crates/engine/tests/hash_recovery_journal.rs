@@ -269,11 +269,15 @@ fn replacement() -> Replacement {
     Replacement { volume, key, old, new: old + 1 }
 }
 
+/// The journal entry with which record 8 of `key`, at `new`, replaces the one at `old`.
+fn replacing_entry(volume: &CraftedVolume, key: &Key, old: u64, new: u64) -> IndexChange {
+    IndexChange { hash: volume.hash(key), new_location: new, old_location: old, sequence: 8, units: 1 }
+}
+
 #[test]
 fn an_entry_that_is_not_known_durable_counts_only_with_its_own_intact_record() {
     let Replacement { volume, key, old, new } = replacement();
-    let entry =
-        IndexChange { hash: volume.hash(&key), new_location: new, old_location: old, sequence: 8, units: 1 };
+    let entry = replacing_entry(&volume, &key, old, new);
     volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
     let own = RecordId { volume_id: 77, sequence: 8, location: new, namespace: 1 };
     let table = [
@@ -339,13 +343,7 @@ fn a_read_error_that_passes_does_not_decide_whether_an_entry_counts() {
 fn a_batch_that_one_recovery_could_not_read_does_not_appear_in_the_next() {
     for copy in [0, 1] {
         let Replacement { volume, key, old, new } = replacement();
-        let entry = IndexChange {
-            hash: volume.hash(&key),
-            new_location: new,
-            old_location: old,
-            sequence: 8,
-            units: 1,
-        };
+        let entry = replacing_entry(&volume, &key, old, new);
         // A crash while the batch was written: it is in one copy alone.
         volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
         volume.write_record(new, 8, &key);
@@ -373,13 +371,7 @@ fn a_batch_that_one_recovery_could_not_read_does_not_appear_in_the_next() {
 fn a_change_of_a_dropped_entry_replaces_the_record_before_it() {
     for deletes in [false, true] {
         let Replacement { volume, key, old, new } = replacement();
-        let dropped = IndexChange {
-            hash: volume.hash(&key),
-            new_location: new,
-            old_location: old,
-            sequence: 8,
-            units: 1,
-        };
+        let dropped = replacing_entry(&volume, &key, old, new);
         let next = match deletes {
             true => IndexChange { new_location: 0, old_location: new, sequence: 0, units: 0, ..dropped },
             false => IndexChange { new_location: new + 1, old_location: new, sequence: 9, ..dropped },

@@ -25,7 +25,6 @@ fn way_of(key: &Key) -> u8 {
 struct DirectEngine<'a> {
     engine: &'a mut MemoryEngine,
     target: &'a Target,
-    stages: Vec<DirectStage>,
     at_once: &'a mut u64,
     groups: &'a mut u64,
     /// The second read of blocks in a row has to wait.
@@ -43,7 +42,6 @@ impl DirectBackend for DirectEngine<'_> {
         (way_of(key) != 3).then_some(u64::from(key.as_bytes()[0]))
     }
     fn advance_lookup(&mut self, _: NamespaceId, lookup: &mut u64, stage: DirectStage) {
-        self.stages.push(stage);
         assert!(*lookup < 256, "each stage once");
         *lookup += if stage == DirectStage::Records { 256 } else { 0 };
     }
@@ -145,7 +143,6 @@ impl Run {
                     let mut direct = DirectEngine {
                         engine: &mut host.engine,
                         target: &host.target,
-                        stages: Vec::new(),
                         at_once: &mut self.at_once,
                         groups: &mut self.groups,
                         reads: 0,

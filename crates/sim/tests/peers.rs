@@ -77,9 +77,11 @@ impl Register {
 struct Run {
     registers: Vec<Register>,
     operation: u64,
-    /// Commands that ended with a response, with an error of the connection, and those whose future was dropped.
+    /// Commands that got a response.
     responses: u64,
+    /// Commands that failed because the connection was lost.
     lost: u64,
+    /// Commands whose future was dropped.
     dropped: u64,
     tasks_ended: u64,
     digest: u64,

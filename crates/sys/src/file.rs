@@ -202,8 +202,8 @@ fn from_open_file(
     })
 }
 
-/// The size from which a write replaces whole blocks of what is below: of a disk the physical block, of a regular file the
-/// block of its file system. At most [`BLOCK_BYTES_MAX`].
+/// The smallest write, in bytes, that needs no read-modify-write in the layer below: the physical block of a disk, or the
+/// file system's block of a regular file. At most [`BLOCK_BYTES_MAX`].
 fn query_preferred_write(file: &File, is_block_device: bool) -> io::Result<u32> {
     if is_block_device && let Ok(physical @ 1..) = rustix::fs::ioctl_blkpbszget(file) {
         return Ok(physical.min(BLOCK_BYTES_MAX));

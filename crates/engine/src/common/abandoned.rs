@@ -86,7 +86,7 @@ impl AbandonedOperations {
         Detachable { abandoned: self, operation: Some(Box::pin(operation)), has_begun: false }
     }
 
-    /// Runs what is handed over, and never ends.
+    /// Polls the operations that were handed over until each has ended. The returned future never completes: more may come.
     pub async fn run(&self) {
         let mut running = FuturesUnordered::new();
         poll_fn(|context| -> Poll<()> {

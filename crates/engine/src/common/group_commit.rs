@@ -15,9 +15,11 @@
 //! opening, since that batch may or may not be on the device.
 //!
 //! A crash may thus leave a batch without its records, or without the preceding batch; neither was acknowledged. Replay
-//! verifies the records of each batch that no later one marks as durable. Before the flush, a
-//! change whose record write failed is cancelled, and one whose predecessor is another key's record is amended: the
-//! predecessor comes from the index and is read and compared beside the writes.
+//! verifies the records of each batch that no later one marks as durable.
+//!
+//! Entries may change before the flush. If the write of a record has failed, its entry is cancelled. If the index named
+//! another key's record as the predecessor, the entry is amended to replace nothing: the predecessor's key is read and
+//! compared while the record is written.
 
 use super::allocator::Extent;
 use super::commit_queue::{

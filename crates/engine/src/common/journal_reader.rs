@@ -58,7 +58,7 @@ pub trait ReplayTarget<E> {
     /// Applies a durable entry with this number.
     ///
     /// # Errors
-    /// It contradicts what was applied before.
+    /// The entry contradicts an earlier one: it replaces a record that the index does not have.
     fn apply(&mut self, entry: &E, number: u64) -> Result<(), OpenError>;
 }
 

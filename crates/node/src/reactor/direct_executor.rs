@@ -1,8 +1,9 @@
 //! Executes commands of a connection at once, on the backends of its core: the short way of a request.
 //!
-//! In: the commands of one slice of a connection's bytes, in groups. Out: their outcomes, or nothing for those that take the
-//! long way. Accounting is by group: what is spent before its execution is the target's stage, its execution and replies the
-//! kv stage; requests count as started, executed and completed when their group ends.
+//! In: the commands of one connection, in groups. Out: the outcome of each, or `None` if it takes the long way.
+//!
+//! Processor time is accounted per group: parsing to the stage target, execution and replies to the stage kv. The requests of
+//! a group count as started, executed and completed when it ends.
 
 use super::accounting::GroupAccounting;
 use crate::kv_backend::{put_mode, put_outcome};

@@ -128,7 +128,7 @@ impl EtcdMember {
         self.watchers.retain(|watcher| watcher.origin.connection != connection);
     }
 
-    /// Sends to each watch the changes since the last ones; ends those whose next revision was compacted.
+    /// Sends each watch the events that it has not received yet. Cancels a watch if compaction removed its next revision.
     pub fn send_changes(&mut self, out: &mut Vec<MemberOutput>) {
         let store = self.state.store();
         let (revision, stalled) = (store.revision(), &self.stalled);

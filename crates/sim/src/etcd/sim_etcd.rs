@@ -62,7 +62,7 @@ impl SimEtcd {
         value
     }
 
-    /// Runs the events that are due, notifies who has deliveries, and schedules the next event.
+    /// Runs the events that are due, wakes the clients that have responses or watch events, and schedules the next event.
     fn run(&self) {
         let mut cluster = self.0.cluster.borrow_mut();
         cluster.advance(self.0.sim.now());
