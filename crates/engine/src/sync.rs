@@ -4,14 +4,14 @@
 //! `make loom`.
 
 #[cfg(feature = "loom")]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(feature = "loom")]
 pub(crate) use modelled::Mutex;
 
 #[cfg(not(feature = "loom"))]
 pub(crate) use parking_lot::Mutex;
 #[cfg(not(feature = "loom"))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 #[cfg(feature = "loom")]
 mod modelled {

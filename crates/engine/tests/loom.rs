@@ -118,6 +118,21 @@ fn space_that_one_core_retires_is_reused_by_another() {
     });
 }
 
+/// Who waits for space is woken: without that the model ends in a deadlock.
+#[test]
+fn who_waits_for_readers_to_leave_is_woken() {
+    loom::model(|| {
+        let volume = Volume::<1>::new(1);
+        let reader = Volume::spawn_reader(&volume, 0);
+        volume.replace(None);
+        // A reader may enter meanwhile with an epoch of before, which it read late.
+        while volume.reuse() == 0 {
+            loom::future::block_on(volume.epochs.readers_left());
+        }
+        reader.join().unwrap();
+    });
+}
+
 /// Two reads of one core whose epochs overlap, while the record moves to another unit and is then deleted.
 #[test]
 fn a_core_with_overlapping_readers_holds_back_the_space_of_each() {

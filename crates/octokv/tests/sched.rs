@@ -130,27 +130,33 @@ fn requests_migrate_to_an_idle_core_and_every_one_completes() {
     ];
     let more = ["--value-size", "2000", "--threads", "1", "--depth", "32", "--host-nqn", TENANT];
     let mut bench = Command::new(OCTOKV).args(load).args(more).stdout(Stdio::null()).spawn().unwrap();
-    let mut seen = None;
+    let mut migrated: Vec<Value> = Vec::new();
     let ended = loop {
         let interval = node.interval();
         let moved: f64 = numbers(&interval, "cores", "offloaded").iter().sum();
         let tenant = &interval["tenants"][0];
         // The interval after the tenant disconnected reports it as gone.
         if moved > 0.0 && tenant["migrates"] == true && tenant["host"] == TENANT {
-            seen = Some(interval);
+            migrated.push(interval);
         }
         if let Some(ended) = bench.try_wait().unwrap() {
             break ended;
         }
     };
     assert!(ended.success(), "{ended}");
-    let interval = seen.expect("no requests migrated within six seconds");
-    assert_eq!((&interval["policy"], &interval["action"]), (&"proportional".into(), &"balance".into()));
-    assert_eq!(interval["tenants"][0]["host"], TENANT);
-    let sender = numbers(&interval, "cores", "offloaded").iter().position(|&moved| moved > 0.0).unwrap();
-    assert!(numbers(&interval, "cores", "executed_for_others")[1 - sender] > 0.0, "{interval}");
-    assert!(interval["natural_load_balance"].as_f64().unwrap() < 0.5, "{interval}");
-    assert!(numbers(&interval, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
+    assert!(!migrated.is_empty(), "no requests migrated within six seconds");
+    for interval in &migrated {
+        assert_eq!(interval["policy"], "proportional");
+        assert!(numbers(interval, "cores", "utilisation").iter().all(|&part| (0.0..=1.0).contains(&part)));
+    }
+    // A core that the machine gave no time executes what it was sent in a later interval.
+    let is_executed = |interval: &Value| {
+        let sender = numbers(interval, "cores", "offloaded").iter().position(|&moved| moved > 0.0).unwrap();
+        numbers(interval, "cores", "executed_for_others")[1 - sender] > 0.0
+            && interval["action"] == "balance"
+            && interval["natural_load_balance"].as_f64().unwrap() < 0.5
+    };
+    assert!(migrated.iter().any(is_executed), "{migrated:?}");
     node.run(&["sched", "set", "--policy", "none"]).stdout_ok();
     assert_eq!(node.scheduling()["policy"], "none");
     node.server.stop();

@@ -11,13 +11,17 @@
 //!
 //! Orderings: that lock and the lock of the queue carry the epochs from a reader that found the entry to the reclaiming
 //! core, so `current` is relaxed. A reader's end has no lock: its release store, read by an acquire load, puts its reads
-//! before the reuse. Model checked in `tests/loom.rs`.
+//! before the reuse. A writer that finds no space may wait for the readers that hold some back ([`Epochs::readers_left`]):
+//! either it sees that the last one has left, or that one sees that somebody waits; a fence on both sides orders the two.
+//! Model checked in `tests/loom.rs`.
 
 use super::allocator::Extent;
 use crate::bug_injection::{self, InjectedBug};
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering, fence};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::task::{Poll, Waker};
 
 /// The epochs and retired space that all cores share.
 pub struct Epochs {
@@ -27,6 +31,10 @@ pub struct Epochs {
     /// At most `extents_max` runs: they are disjoint, since none is allocated again before it leaves the queue.
     retired: Mutex<VecDeque<(u64, Extent)>>,
     extents_max: u64,
+    /// 1 while `waiters` has any.
+    are_waiting: AtomicU64,
+    /// Who waits for readers to leave, each once.
+    waiters: Mutex<Vec<Waker>>,
 }
 
 /// An epoch in its own cache line.
@@ -42,6 +50,8 @@ impl Epochs {
             oldest: (0..cores).map(no_reader).collect(),
             retired: Mutex::new(VecDeque::new()),
             extents_max: record_units,
+            are_waiting: AtomicU64::new(0),
+            waiters: Mutex::new(Vec::new()),
         }
     }
 
@@ -74,8 +84,7 @@ impl Epochs {
         if freed.is_empty() {
             return;
         }
-        let oldest =
-            self.oldest.iter().map(|epoch| epoch.0.load(Ordering::Acquire)).min().unwrap_or(u64::MAX);
+        let oldest = self.oldest();
         for _ in 0..limit {
             match freed.front() {
                 Some(&(epoch, extent))
@@ -87,6 +96,53 @@ impl Epochs {
                 _ => return,
             }
         }
+    }
+
+    /// Whether some retired space is not reclaimed.
+    pub fn has_retired(&self) -> bool {
+        !self.retired.lock().is_empty()
+    }
+
+    /// Waits until the readers that are active now have left. What is retired now can be reclaimed then, unless another
+    /// reader entered meanwhile with an epoch that it read before. REQUIRES: the caller is in no epoch.
+    pub fn readers_left(&self) -> impl Future<Output = ()> + '_ {
+        let current = self.current.load(Ordering::Relaxed);
+        poll_fn(move |context| {
+            if self.oldest() >= current {
+                return Poll::Ready(());
+            }
+            let mut waiters = self.waiters.lock();
+            if !waiters.iter().any(|waiter| waiter.will_wake(context.waker())) {
+                waiters.push(context.waker().clone());
+            }
+            self.are_waiting.store(1, Ordering::Relaxed);
+            drop(waiters);
+            fence(Ordering::SeqCst);
+            if self.oldest() >= current { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+
+    /// The oldest epoch with a reader; `u64::MAX` without readers.
+    fn oldest(&self) -> u64 {
+        self.oldest.iter().map(|epoch| epoch.0.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
+    }
+
+    /// Publishes the oldest epoch of a core after one of its readers left, and wakes who waits for that.
+    fn publish_leave(&self, core: usize, oldest: u64) {
+        self.oldest[core].0.store(oldest, Ordering::Release);
+        fence(Ordering::SeqCst);
+        if self.are_waiting.load(Ordering::Relaxed) != 0 {
+            self.wake_waiters();
+        }
+    }
+
+    #[cold]
+    fn wake_waiters(&self) {
+        let mut waiters = self.waiters.lock();
+        let woken = std::mem::take(&mut *waiters);
+        self.are_waiting.store(0, Ordering::Relaxed);
+        drop(waiters);
+        woken.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -139,7 +195,7 @@ impl Drop for EpochGuard<'_> {
         }
         if active.len() != before {
             let oldest = active.front().map_or(u64::MAX, |(epoch, _)| *epoch);
-            self.epochs.oldest[self.readers.core].0.store(oldest, Ordering::Release);
+            self.epochs.publish_leave(self.readers.core, oldest);
         }
     }
 }
@@ -147,6 +203,18 @@ impl Drop for EpochGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::{Context, Wake};
+
+    #[derive(Default)]
+    struct CountingWaker(std::sync::atomic::AtomicU64);
+
+    impl Wake for CountingWaker {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
 
     fn reclaimed(epochs: &Epochs) -> usize {
         let mut count = 0;
@@ -182,6 +250,29 @@ mod tests {
         assert_eq!(reclaimed(&epochs), 0);
         drop(first);
         assert_eq!(reclaimed(&epochs), 2);
+    }
+
+    #[test]
+    fn who_needs_space_is_woken_when_the_readers_of_before_have_left() {
+        let (epochs, readers, other) = (Epochs::new(2, 8), EpochReaders::new(0), EpochReaders::new(1));
+        let early = readers.enter(&epochs);
+        epochs.retire(&[Extent { location: 1, units: 1 }]);
+        let late = other.enter(&epochs);
+        let waker = Arc::new(CountingWaker::default());
+        let mut left = pin!(epochs.readers_left());
+        let task = Waker::from(Arc::clone(&waker));
+        let mut poll = || left.as_mut().poll(&mut Context::from_waker(&task));
+        assert_eq!((poll(), poll()), (Poll::Pending, Poll::Pending));
+        drop(early);
+        assert_eq!(
+            waker.0.load(std::sync::atomic::Ordering::Relaxed),
+            1,
+            "once, however often it was polled"
+        );
+        assert_eq!(poll(), Poll::Ready(()));
+        assert_eq!(reclaimed(&epochs), 1);
+        drop(late);
+        assert_eq!(waker.0.load(std::sync::atomic::Ordering::Relaxed), 1);
     }
 
     #[test]

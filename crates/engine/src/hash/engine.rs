@@ -29,6 +29,9 @@ use std::sync::Arc;
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
 
+/// How often a put waits for the readers of one moment to leave: others may take the space that it then frees.
+const SPACE_WAITS_MAX: usize = 16;
+
 /// What this format lacks for a put.
 fn lacking_for(options: &PutOptions) -> Option<Capability> {
     if options.version > Version::NONE || matches!(options.mode, PutMode::IfVersion(_)) {
@@ -295,6 +298,33 @@ impl HashCore {
         }
     }
 
+    /// Allocates units for a record after it failed once: a flush frees the space of records whose successors it makes
+    /// durable, and readers that leave free what they might have read. With it come what a put has found before: its
+    /// epoch, and the record that it replaces. `None` if the volume is full. REQUIRES: the caller has the key's lock and is
+    /// in no epoch, which would hold that space back.
+    async fn wait_for_space(
+        &self,
+        mode: PutMode,
+        hash: u128,
+        key: &Key,
+        units: u64,
+    ) -> Result<Option<(EpochGuard<'_>, Predecessor, Extent)>, EngineError> {
+        flush_deferred(self).await?;
+        for waits_left in (0..=SPACE_WAITS_MAX).rev() {
+            let epoch_guard = self.enter_epoch();
+            let predecessor = self.find_predecessor(mode, hash, key).await?;
+            if let Some(extent) = self.volume.allocate(hash, &self.preferred_partition, units) {
+                return Ok(Some((epoch_guard, predecessor, extent)));
+            }
+            drop(epoch_guard);
+            if waits_left == 0 || !self.volume.epochs.has_retired() {
+                break;
+            }
+            self.volume.epochs.readers_left().await;
+        }
+        Ok(None)
+    }
+
     /// [`Engine::put_with`](crate::Engine::put_with).
     ///
     /// # Errors
@@ -329,7 +359,7 @@ impl HashCore {
         }
         let hash = volume.hash(key);
         let _key_guard = volume.lock_key(hash).await;
-        let mut epoch_guard = self.readers.enter(&volume.epochs);
+        let mut epoch_guard = self.enter_epoch();
         let mut predecessor = self.find_predecessor(mode, hash, key).await?;
         match (mode, &predecessor) {
             (PutMode::AddOnly, Predecessor::Verified(Some(_))) => return Ok(PutOutcome::Exists),
@@ -340,15 +370,11 @@ impl HashCore {
         let extent = match volume.allocate(hash, &self.preferred_partition, units) {
             Some(extent) => extent,
             None => {
-                // A flush may free pending space, which this core's own epoch must not hold back.
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                Box::pin(flush_deferred(self)).await?;
-                epoch_guard = self.readers.enter(&volume.epochs);
-                predecessor = self.find_predecessor(mode, hash, key).await?;
-                let Some(extent) = volume.allocate(hash, &self.preferred_partition, units) else {
-                    return Ok(PutOutcome::Full);
-                };
+                let waited = Box::pin(self.wait_for_space(mode, hash, key, units)).await?;
+                let Some((guard, found, extent)) = waited else { return Ok(PutOutcome::Full) };
+                (epoch_guard, predecessor) = (guard, found);
                 extent
             }
         };
@@ -480,107 +506,5 @@ impl HashCore {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::conformance::{key_of, record_of, value_of};
-    use crate::contract_clauses::Clauses;
-    use crate::hash::{HashEngine, index, open};
-    use crate::{Engine, FormatConfig, OpenConfig};
-    use octokv_device::{MemoryDevice, RamDisk};
-    use octokv_runtime::block_on;
-    use std::cell::RefCell;
-
-    fn volatile_engine() -> HashEngine {
-        let pool = BufferPool::new(1 << 20);
-        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap()));
-        let config = OpenConfig { durability: crate::Durability::PowerSafe, cores: 1 };
-        let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
-        let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
-        HashEngine::new(volume, 0, device, pool)
-    }
-
-    #[test]
-    fn prefetches_change_no_result_whenever_they_come() {
-        let engine = volatile_engine();
-        let keys: Vec<Key> = (0..50_u32).map(|i| Key::new(&i.to_le_bytes()).unwrap()).collect();
-        let prefetch_all = |key: &Key| {
-            for stage in
-                [PrefetchStage::Record, PrefetchStage::Partition, PrefetchStage::Entry, PrefetchStage::Record]
-            {
-                engine.prefetch(key, stage);
-            }
-        };
-        // Before the puts, after them, and after the deletes.
-        keys.iter().for_each(prefetch_all);
-        for key in &keys {
-            let value = value_of(key, 1, 50);
-            let put = engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), 50);
-            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
-            prefetch_all(key);
-            let got = block_on(engine.get(key), || ()).unwrap().unwrap();
-            assert_eq!(got.as_bytes(), value);
-        }
-        for key in &keys {
-            assert_eq!(block_on(engine.delete(key), || ()), Ok(DeleteOutcome::Deleted));
-            prefetch_all(key);
-            assert!(block_on(engine.get(key), || ()).unwrap().is_none());
-        }
-        // While the partitions are locked.
-        let guards: Vec<_> =
-            engine.volume().partitions.iter().map(|partition| partition.state.lock()).collect();
-        keys.iter().for_each(prefetch_all);
-        drop(guards);
-    }
-
-    #[test]
-    fn keys_have_owners_only_once_they_are_assigned() {
-        let engine = volatile_engine();
-        assert!(!engine.has_owner_cores());
-        engine.volume().assign_owner_cores(3);
-        assert!(engine.has_owner_cores());
-        Clauses { engine: &engine, idle: &RefCell::new(|| ()) }.owner_cores(3);
-        for core in 0..3 {
-            let owned = (0..300).filter(|&index| engine.owner_core(&key_of(index)) == Some(core)).count();
-            assert!((60..150).contains(&owned), "core {core} owns {owned} of 300 keys");
-        }
-    }
-
-    #[test]
-    fn keys_whose_tags_collide_are_kept_apart() {
-        let engine = volatile_engine();
-        let (one, other) = (Key::new(b"one").unwrap(), Key::new(b"other").unwrap());
-        let put = |key: &Key, operation| {
-            let value = value_of(key, operation, 50);
-            let put = engine.put(key, PutMode::Upsert, record_of(engine.record_layout(), key, &value), 50);
-            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
-        };
-        put(&one, 1);
-        // The index also maps the other key's tag to the first record.
-        let (hash, first_record) =
-            (engine.volume().hash(&other), engine.volume().candidates(engine.volume().hash(&one))[0]);
-        let (new, units) = (first_record.location, first_record.units as u32);
-        engine
-            .volume()
-            .apply(&IndexChange { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
-        let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
-        assert!(get(&other).is_none());
-        assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
-        put(&other, 2);
-        assert_eq!(engine.volume().candidates(hash).len(), 2, "beside it, without replacing it");
-        // A key longer than a block is not damage for a short key with the same tag.
-        let long = Key::new(&[b'l'; 1_000]).unwrap();
-        let short = Key::new(b"short").unwrap();
-        put(&long, 3);
-        let record_ref = engine.volume().candidates(engine.volume().hash(&long))[0];
-        let sequence = 2;
-        assert_eq!(index::fingerprint(sequence), record_ref.fingerprint);
-        let (hash, new, units) = (engine.volume().hash(&short), record_ref.location, record_ref.units as u32);
-        engine.volume().apply(&IndexChange { hash, new_location: new, old_location: 0, sequence, units }, 0);
-        assert!(get(&short).is_none());
-        assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
-        put(&short, 4);
-        assert_eq!(get(&long).unwrap().as_bytes(), value_of(&long, 3, 50));
-        assert_eq!(get(&one).unwrap().as_bytes(), value_of(&one, 1, 50));
-        assert_eq!(get(&other).unwrap().as_bytes(), value_of(&other, 2, 50));
-    }
-}
+#[path = "engine_tests.rs"]
+mod tests;

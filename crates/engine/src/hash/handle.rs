@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// One core's handle on a volume. Dropping it while abandoned operations run is a crash of this core to the volume: it
 /// becomes read-only.
 pub struct HashEngine {
-    core: Rc<HashCore>,
+    pub(super) core: Rc<HashCore>,
 }
 
 impl HashEngine {
