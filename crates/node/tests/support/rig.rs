@@ -11,26 +11,33 @@
 
 use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
-use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk};
 use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
+use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
 use octokv_node::{
     ControlQueue, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice, SimulatedCosts,
     namespace_info,
 };
-use octokv_nvmf::{SubsystemConfig, Target};
+use octokv_nvmf::{LbaRange, NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::{
     CoreWaker, CpuTime, DetachedSocket, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion,
-    IoOperation, ListenerId, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets, Stage, mesh,
+    IoOperation, ListenerId, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets, Stage, block_on,
+    mesh,
 };
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
-const BLOCK_BYTES: u32 = 4096;
+/// The namespace of blocks, beside namespace 1 of keys and values.
+pub const BLOCK_NAMESPACE: NamespaceId = NamespaceId(2);
+const BLOCK_NAMESPACE_BLOCK_BYTES: u32 = 512;
+const BLOCK_NAMESPACE_BYTES: u64 = 8 << 20;
+const DEVICE_DEPTH: usize = 128;
 const ITERATION: Nanos = Nanos::from_micros(10);
 /// Iterations within which every request must end.
 const ITERATIONS_MAX: usize = 10_000;
@@ -77,11 +84,50 @@ pub struct TestCosts {
     pub block: Nanos,
 }
 
+/// What a rig is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RigConfig {
+    /// Size of the Key Value namespace's device, in bytes.
+    pub device_bytes: u64,
+    /// Its block size, in bytes.
+    pub block_bytes: u32,
+    /// Whether it answers at once, as memory does, or at the core's next poll of its devices, as a file does: volatile and
+    /// with a journal.
+    pub is_deferred: bool,
+    /// The namespace of the host's session.
+    pub namespace: NamespaceId,
+    /// Commands in flight of the host.
+    pub depth: u16,
+    /// Simulated costs of the core's work.
+    pub costs: TestCosts,
+}
+
+impl RigConfig {
+    /// A memory device with blocks of 4,096 bytes, and no costs.
+    pub fn new(device_bytes: u64, depth: u16) -> RigConfig {
+        RigConfig {
+            device_bytes,
+            block_bytes: 4096,
+            is_deferred: false,
+            namespace: NamespaceId(1),
+            depth,
+            costs: TestCosts::default(),
+        }
+    }
+}
+
 /// A memory device whose reads have a cost.
 struct CostedDevice {
     memory: MemoryDevice,
     handle: ReactorHandle,
     costs: TestCosts,
+}
+
+impl CostedDevice {
+    fn charge_read(&self, bytes: usize) {
+        let blocks = (bytes / self.geometry().block_bytes as usize) as u64;
+        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks));
+    }
 }
 
 impl Device for CostedDevice {
@@ -92,16 +138,14 @@ impl Device for CostedDevice {
         self.memory.name()
     }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let blocks = buffer.len() / BLOCK_BYTES as usize;
-        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks as u64));
+        self.charge_read(buffer.len());
         self.memory.read(at, buffer)
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.memory.write(at, buffer)
     }
     fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
-        let blocks = bytes / BLOCK_BYTES as usize;
-        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks as u64));
+        self.charge_read(bytes);
         self.memory.read_in_place(at, bytes, read)
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
@@ -115,17 +159,29 @@ impl Device for CostedDevice {
     }
 }
 
-/// Memory that a core opens as a [`CostedDevice`].
+/// A device of the rig, as its core opens it.
 #[derive(Clone)]
-struct CostedMemory {
-    disk: Arc<RamDisk>,
-    costs: TestCosts,
+enum RigDevice {
+    /// Memory, as a [`CostedDevice`] if there are costs.
+    Memory { disk: Arc<RamDisk>, costs: TestCosts },
+    /// The [`DeferredQueue`], as a file.
+    Deferred(Geometry),
 }
 
-impl OpenDevice for CostedMemory {
+impl OpenDevice for RigDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        let memory = MemoryDevice::new(Arc::clone(&self.disk));
-        Ok(Rc::new(CostedDevice { memory, handle: handle.clone(), costs: self.costs }))
+        Ok(match self {
+            RigDevice::Memory { disk, costs } => {
+                let memory = MemoryDevice::new(Arc::clone(disk));
+                match costs.block {
+                    Nanos::ZERO => Rc::new(memory),
+                    _ => Rc::new(CostedDevice { memory, handle: handle.clone(), costs: *costs }),
+                }
+            }
+            RigDevice::Deferred(geometry) => {
+                Rc::new(FileDevice::new(handle.devices().clone(), FileId(0), *geometry, "deferred".into()))
+            }
+        })
     }
 }
 
@@ -206,27 +262,45 @@ impl Sockets for TestSockets {
     fn close(&mut self, _: SocketId) {}
 }
 
-/// A queue without devices: a memory device needs none.
-struct NoDeviceQueue;
+/// A queue to one file, which is in memory: operations are executed when they are submitted, and complete at the next poll.
+/// Empty for memory devices, which need none.
+struct DeferredQueue {
+    bytes: Vec<u8>,
+    completed: Vec<(u32, IoCompletion)>,
+}
 
-impl DeviceQueue for NoDeviceQueue {
+impl DeviceQueue for DeferredQueue {
     fn open(&mut self, _: &DeviceSource) -> io::Result<FileId> {
         Err(io::ErrorKind::Unsupported.into())
     }
     fn close(&mut self, _: FileId) {}
-    fn submit(&mut self, _: u32, _: FileId, _: IoOperation) {
-        unreachable!("nothing was opened")
+    fn submit(&mut self, token: u32, _: FileId, operation: IoOperation) {
+        let buffer = match operation {
+            IoOperation::Read { offset, mut buffer } => {
+                let length = buffer.len();
+                buffer.copy_from_slice(&self.bytes[offset as usize..][..length]);
+                Some(buffer)
+            }
+            IoOperation::Write { offset, buffer } => {
+                self.bytes[offset as usize..][..buffer.len()].copy_from_slice(&buffer);
+                Some(buffer)
+            }
+            IoOperation::Flush | IoOperation::Trim { .. } => None,
+        };
+        self.completed.push((token, IoCompletion { buffer, result: Ok(()) }));
     }
-    fn poll(&mut self, _: &mut Vec<(u32, IoCompletion)>) {}
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
+        completions.append(&mut self.completed);
+    }
     fn in_flight(&self) -> usize {
-        0
+        self.completed.len()
     }
 }
 
 /// One core and its host.
 pub struct ReactorRig {
     network: Rc<RefCell<TestNetwork>>,
-    core: NodeCore<TestSockets, CostedMemory>,
+    core: NodeCore<TestSockets, RigDevice>,
     session: Session<TestSockets>,
     /// The core's handle.
     handle: ReactorHandle,
@@ -237,19 +311,24 @@ pub struct ReactorRig {
 }
 
 impl ReactorRig {
-    /// A node of one core and a connected host with `depth` commands in flight.
+    /// A node of one core and a connected host with `depth` commands in flight, in memory.
     pub fn new(device_bytes: u64, depth: u16) -> ReactorRig {
-        ReactorRig::with_costs(device_bytes, depth, TestCosts::default())
+        ReactorRig::with_config(RigConfig::new(device_bytes, depth))
     }
 
     /// The same, with simulated costs.
     pub fn with_costs(device_bytes: u64, depth: u16, costs: TestCosts) -> ReactorRig {
+        ReactorRig::with_config(RigConfig { costs, ..RigConfig::new(device_bytes, depth) })
+    }
+
+    /// A node of one core and a connected host.
+    pub fn with_config(rig_config: RigConfig) -> ReactorRig {
+        let RigConfig { device_bytes, is_deferred, namespace, depth, costs, .. } = rig_config;
         let network: Rc<RefCell<TestNetwork>> = Rc::default();
-        let handle = ReactorHandle::new(
-            CoreWaker::without_eventfd(),
-            DeviceHandle::new(Box::new(NoDeviceQueue), 1),
-            CpuTime::simulated(),
-        );
+        let bytes = if is_deferred { vec![0; device_bytes as usize] } else { Vec::new() };
+        let queue = DeferredQueue { bytes, completed: Vec::new() };
+        let devices = DeviceHandle::new(Box::new(queue), DEVICE_DEPTH);
+        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
         let sockets = |handle: Option<(ReactorHandle, TestCosts)>| TestSockets {
             network: Rc::clone(&network),
             is_node: handle.is_some(),
@@ -258,9 +337,13 @@ impl ReactorRig {
         let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let monitor = Arc::new(monitor.expect("the defaults are valid"));
         let node_sockets = sockets(Some((handle.clone(), costs)));
-        let core = build_core(device_bytes, node_sockets, handle.clone(), costs, Arc::clone(&monitor));
-        let config =
-            ClientConfig { queue_depth: depth, reconnect: Reconnect::Never, ..ClientConfig::default() };
+        let core = build_core(rig_config, node_sockets, handle.clone(), Arc::clone(&monitor));
+        let config = ClientConfig {
+            namespace,
+            queue_depth: depth,
+            reconnect: Reconnect::Never,
+            ..ClientConfig::default()
+        };
         let address = "127.0.0.1:4420".parse().expect("an address");
         let now = Nanos::from_secs(1);
         let session = Session::new(sockets(None), address, config, now);
@@ -353,7 +436,10 @@ impl ReactorRig {
         self.now = self.now + ITERATION;
         let mut responses = 0;
         let session_worked = self.session.poll(self.now, |_, response| {
-            assert!(matches!(response, Ok(Response::Stored | Response::Value { .. })), "{response:?}");
+            assert!(
+                matches!(response, Ok(Response::Stored | Response::Value { .. } | Response::Blocks { .. })),
+                "{response:?}"
+            );
             responses += 1;
         });
         (session_worked | self.core.run_iteration(self.now), responses)
@@ -364,14 +450,30 @@ impl ReactorRig {
     /// # Panics
     /// More keys than the queue depth, or a command that fails.
     pub fn record_batch(&mut self, keys: &[Key], store: Option<&[u8]>) -> Vec<u8> {
-        for (token, key) in (0..).zip(keys) {
-            let command = match store {
-                Some(value) => {
-                    Command::Store { key: key.clone(), value: Value::Slice(value), mode: StoreMode::Upsert }
-                }
-                None => Command::Retrieve { key: key.clone(), limit_bytes: self.read_bytes_max },
-            };
+        let limit_bytes = self.read_bytes_max;
+        self.record_commands(keys.iter().map(|key| match store {
+            Some(value) => {
+                Command::Store { key: key.clone(), value: Value::Slice(value), mode: StoreMode::Upsert }
+            }
+            None => Command::Retrieve { key: key.clone(), limit_bytes },
+        }))
+    }
+
+    /// Reads `count` runs of `bytes` bytes of the block namespace, one after the other, and returns the bytes of the commands.
+    ///
+    /// # Panics
+    /// More commands than the queue depth, or one that fails.
+    pub fn record_reads(&mut self, count: usize, bytes: usize) -> Vec<u8> {
+        let blocks = bytes as u32 / BLOCK_NAMESPACE_BLOCK_BYTES;
+        let range = |at: usize| LbaRange { lba: Lba(at as u64 * u64::from(blocks)), blocks };
+        self.record_commands((0..count).map(|at| Command::Read { range: range(at), buffer: None }))
+    }
+
+    fn record_commands<'a>(&mut self, commands: impl Iterator<Item = Command<'a>>) -> Vec<u8> {
+        let mut submitted = 0;
+        for (token, command) in (0..).zip(commands) {
             self.session.submit(command, token).expect("the batch fits the queue depth");
+            submitted += 1;
         }
         let before = self.session.in_flight();
         self.session.poll(self.now, |_, _| ());
@@ -383,11 +485,11 @@ impl ReactorRig {
         let mut completed = 0;
         for _ in 0..ITERATIONS_MAX {
             completed += self.run_iteration().1;
-            if completed == keys.len() {
+            if completed == submitted {
                 return bytes;
             }
         }
-        panic!("{completed} of {} completed", keys.len());
+        panic!("{completed} of {submitted} completed");
     }
 
     /// Replays a batch `rounds` times, each after the last one completed. Returns the response bytes.
@@ -419,24 +521,46 @@ impl ReactorRig {
 }
 
 fn build_core(
-    device_bytes: u64,
+    rig_config: RigConfig,
     sockets: TestSockets,
     handle: ReactorHandle,
-    costs: TestCosts,
     monitor: Arc<Monitor>,
-) -> NodeCore<TestSockets, CostedMemory> {
-    let disk = RamDisk::new(device_bytes, BLOCK_BYTES).expect("memory");
-    let memory = CostedMemory { disk, costs };
-    let device = memory.open_for_core(&handle).expect("memory opens");
+) -> NodeCore<TestSockets, RigDevice> {
+    let RigConfig { device_bytes, block_bytes, is_deferred, costs, .. } = rig_config;
+    let kv_device = match is_deferred {
+        true => RigDevice::Deferred(Geometry {
+            block_bytes,
+            blocks: device_bytes / u64::from(block_bytes),
+            volatile: false,
+        }),
+        false => RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs },
+    };
+    let device = kv_device.open_for_core(&handle).expect("it opens");
     let pool = BufferPool::new(64 << 20);
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
-    let volume = poll_once(async {
+    let opening = async {
         let devices = [device];
         AnyVolume::format(&devices, &format).await.expect("it fits");
         let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
         AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
+    };
+    let volume = block_on(opening, || {
+        handle.devices().poll();
     });
-    let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024)]);
+    let block_volume = BlockVolume::new(BLOCK_NAMESPACE_BLOCK_BYTES, BLOCK_NAMESPACE_BYTES);
+    let block_device = RigDevice::Memory {
+        disk: RamDisk::new(BLOCK_NAMESPACE_BYTES, BLOCK_NAMESPACE_BLOCK_BYTES).expect("memory"),
+        costs,
+    };
+    let block_info = NamespaceInfo {
+        id: BLOCK_NAMESPACE,
+        nguid: [2; 16],
+        size_bytes: block_volume.size_bytes(),
+        used_bytes: Arc::new(AtomicU64::new(block_volume.size_bytes())),
+        kind: NamespaceKind::Block { block_bytes: BLOCK_NAMESPACE_BLOCK_BYTES },
+        ana_group: 1,
+    };
+    let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024), block_info]);
     let core_waker = Arc::clone(handle.core_waker());
     let parts = CoreParts {
         index: 0,
@@ -451,18 +575,15 @@ fn build_core(
         requests_max: 1024,
         costs: SimulatedCosts::default(),
     };
-    let namespace = CoreNamespace { id: NamespaceId(1), volume: NamespaceVolume::Kv(volume), device: memory };
-    NodeCore::new(parts, [namespace]).expect("a core in memory")
-}
-
-/// The output of a future that is ready at its first poll.
-fn poll_once<T>(future: impl Future<Output = T>) -> T {
-    let mut future = std::pin::pin!(future);
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    match future.as_mut().poll(&mut context) {
-        std::task::Poll::Ready(value) => value,
-        std::task::Poll::Pending => panic!("a memory device completes at once"),
-    }
+    let namespaces = [
+        CoreNamespace { id: NamespaceId(1), volume: NamespaceVolume::Kv(volume), device: kv_device },
+        CoreNamespace {
+            id: BLOCK_NAMESPACE,
+            volume: NamespaceVolume::Block(block_volume),
+            device: block_device,
+        },
+    ];
+    NodeCore::new(parts, namespaces).expect("a core in memory")
 }
 
 /// `count` keys of 16 bytes.
