@@ -1,6 +1,6 @@
 //! Valid submission queue entries; an attacker then changes any field.
 
-use octokv_base::{Key, NamespaceId};
+use octokv_base::{NamespaceId, ShortKey};
 use octokv_wire::kv::{KvCommand, StoreOptions};
 use octokv_wire::queue_entry::admin;
 use octokv_wire::{Sgl, Sqe, vendor};
@@ -8,8 +8,8 @@ use octokv_wire::{Sgl, Sqe, vendor};
 /// The namespace under attack.
 pub const NSID: NamespaceId = NamespaceId(1);
 
-fn key_of(bytes: &[u8]) -> Key {
-    Key::new(bytes).expect("at most 1024 bytes")
+fn key_of(bytes: &[u8]) -> ShortKey {
+    ShortKey::new(bytes).expect("at most 16 bytes")
 }
 
 /// A Store of `value_bytes` bytes with this SGL.

@@ -7,6 +7,7 @@ use std::fmt;
 
 /// The maximum length of a key in any command, in bytes.
 pub const KEY_BYTES_MAX: usize = 1024;
+/// The maximum length of a [`ShortKey`], in bytes.
 const INLINE_BYTES: usize = 16;
 
 /// A key. Ordered bytewise.
@@ -15,18 +16,78 @@ pub struct Key(KeyRepr);
 
 #[derive(Clone)]
 enum KeyRepr {
-    Inline { len: u8, bytes: [u8; INLINE_BYTES] },
+    Inline(ShortKey),
     Heap(Box<[u8]>),
+}
+
+/// A key of at most 16 bytes, as a command of the NVMe Key Value command set carries it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ShortKey {
+    len: u8,
+    /// Zeros behind the key.
+    bytes: [u8; INLINE_BYTES],
+}
+
+impl ShortKey {
+    /// Copies `bytes` into a key. `None` if there are more than 16.
+    pub fn new(bytes: &[u8]) -> Option<ShortKey> {
+        let mut padded = [0; INLINE_BYTES];
+        padded.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(ShortKey { len: bytes.len() as u8, bytes: padded })
+    }
+
+    /// The first `len` of these bytes. `None` if that is more than 16.
+    #[inline]
+    pub fn from_padded(padded: [u8; INLINE_BYTES], len: u8) -> Option<ShortKey> {
+        if usize::from(len) > INLINE_BYTES {
+            return None;
+        }
+        // Shifts the bytes behind the key out.
+        let unused_bits = (INLINE_BYTES as u32 - u32::from(len)) * 8;
+        let kept = u128::MAX.checked_shr(unused_bits).unwrap_or(0);
+        Some(ShortKey { len, bytes: (u128::from_le_bytes(padded) & kept).to_le_bytes() })
+    }
+
+    /// The key's bytes.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    /// The key's bytes, and zeros behind them.
+    pub fn padded(&self) -> [u8; INLINE_BYTES] {
+        self.bytes
+    }
+
+    /// The length in bytes, at most 16.
+    pub fn len(&self) -> usize {
+        usize::from(self.len)
+    }
+
+    /// Whether the key is empty. Only the start key of a listing is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl From<ShortKey> for Key {
+    fn from(key: ShortKey) -> Key {
+        Key(KeyRepr::Inline(key))
+    }
+}
+
+impl fmt::Debug for ShortKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&Key::from(*self), f)
+    }
 }
 
 impl Key {
     /// Copies `bytes` into a key. `None` if there are more than [`KEY_BYTES_MAX`]. The empty key is allowed,
     /// as the start key of a listing.
     pub fn new(bytes: &[u8]) -> Option<Key> {
-        if bytes.len() <= INLINE_BYTES {
-            let mut inline = [0; INLINE_BYTES];
-            inline[..bytes.len()].copy_from_slice(bytes);
-            Some(Key(KeyRepr::Inline { len: bytes.len() as u8, bytes: inline }))
+        if let Some(short) = ShortKey::new(bytes) {
+            Some(short.into())
         } else if bytes.len() <= KEY_BYTES_MAX {
             Some(Key(KeyRepr::Heap(bytes.into())))
         } else {
@@ -34,10 +95,18 @@ impl Key {
         }
     }
 
+    /// The key, if it has at most 16 bytes.
+    pub fn as_short(&self) -> Option<ShortKey> {
+        match self.0 {
+            KeyRepr::Inline(short) => Some(short),
+            KeyRepr::Heap(_) => None,
+        }
+    }
+
     /// The key's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            KeyRepr::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            KeyRepr::Inline(short) => short.as_bytes(),
             KeyRepr::Heap(bytes) => bytes,
         }
     }
@@ -132,6 +201,18 @@ mod tests {
             assert_eq!(Key::new(&bytes).unwrap().as_bytes(), bytes);
         }
         assert!(Key::new(&[0; 1025]).is_none());
+    }
+
+    #[test]
+    fn a_short_key_ends_where_its_length_says() {
+        let padded: [u8; 16] = std::array::from_fn(|at| at as u8 + 1);
+        for len in 0..=16 {
+            let key = ShortKey::from_padded(padded, len).unwrap();
+            assert_eq!((key.as_bytes(), key.len()), (&padded[..usize::from(len)], usize::from(len)));
+            assert_eq!(Some(key), ShortKey::new(&padded[..usize::from(len)]));
+            assert!(key.padded()[usize::from(len)..].iter().all(|&byte| byte == 0));
+        }
+        assert!(ShortKey::from_padded(padded, 17).is_none() && ShortKey::new(&[0; 17]).is_none());
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub mod version;
 pub use buffer::{Buffer, BufferPool};
 pub use crc32c::{Crc32c, crc32c};
 pub use ids::{Lba, NamespaceId};
-pub use key::{KEY_BYTES_MAX, Key, RecordLayout};
+pub use key::{KEY_BYTES_MAX, Key, RecordLayout, ShortKey};
 pub use prng::Prng;
 pub use ring::{RingPosition, RingRange};
 pub use time::{Nanos, UnixTime};

@@ -19,7 +19,13 @@ impl RingPosition {
 
     /// The position of a key.
     pub fn of(key: &Key, seed: u64) -> RingPosition {
-        RingPosition(xxhash_rust::xxh3::xxh3_128_with_seed(key.as_bytes(), seed))
+        RingPosition::of_bytes(key.as_bytes(), seed)
+    }
+
+    /// The position of the key of these bytes.
+    #[inline]
+    pub fn of_bytes(key: &[u8], seed: u64) -> RingPosition {
+        RingPosition(xxhash_rust::xxh3::xxh3_128_with_seed(key, seed))
     }
 }
 

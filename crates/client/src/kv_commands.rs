@@ -6,7 +6,7 @@
 use crate::command::{Command, CommandKind, EncodedCommand, Value};
 use crate::controller_info::ControllerInfo;
 use crate::error::Error;
-use octokv_base::{Key, NamespaceId};
+use octokv_base::{Key, NamespaceId, ShortKey};
 use octokv_wire::kv::{self, StoreMode, StoreOptions};
 use octokv_wire::vendor;
 
@@ -21,29 +21,31 @@ pub(crate) fn encode<'a>(
         Command::Retrieve { key, limit_bytes } => {
             let limit_bytes = limit_bytes.min(info.value_bytes_max());
             let kind = CommandKind::Retrieve { limit_bytes };
-            if needs_vendor_command(&key, info)? {
+            let Some(key) = standard_key(&key, info)? else {
                 let command = vendor::VendorCommand::Retrieve { key_bytes: key.len() as u16, limit_bytes };
                 return Ok(encode_long_key(command, key, kind, limit_bytes, namespace));
-            }
+            };
             let command = kv::KvCommand::Retrieve { key, limit_bytes };
             Ok(encode_standard(&command, kind, limit_bytes, namespace))
         }
         Command::Delete { key } => {
-            if needs_vendor_command(&key, info)? {
+            let Some(key) = standard_key(&key, info)? else {
                 let command = vendor::VendorCommand::Delete { key_bytes: key.len() as u16 };
                 return Ok(encode_long_key(command, key, CommandKind::Delete, 0, namespace));
-            }
+            };
             Ok(encode_standard(&kv::KvCommand::Delete { key }, CommandKind::Delete, 0, namespace))
         }
-        Command::Exist { key } => {
-            if needs_vendor_command(&key, info)? || info.supports_long_keys() {
+        Command::Exist { key } => match standard_key(&key, info)? {
+            Some(key) if !info.supports_long_keys() => {
+                let kind = CommandKind::Exist { returns_length: false };
+                Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
+            }
+            _ => {
                 let kind = CommandKind::Exist { returns_length: true };
                 let command = vendor::VendorCommand::Exist { key_bytes: key.len() as u16 };
-                return Ok(encode_long_key(command, key, kind, 0, namespace));
+                Ok(encode_long_key(command, key, kind, 0, namespace))
             }
-            let kind = CommandKind::Exist { returns_length: false };
-            Ok(encode_standard(&kv::KvCommand::Exist { key }, kind, 0, namespace))
-        }
+        },
         Command::List { start, limit_bytes } => {
             let limit_bytes = limit_bytes.min(info.value_bytes_max());
             if info.supports_long_keys() {
@@ -51,9 +53,9 @@ pub(crate) fn encode<'a>(
                 let command = vendor::VendorCommand::List { key_bytes, limit_bytes };
                 return Ok(encode_long_key(command, start, CommandKind::List, limit_bytes, namespace));
             }
-            if start.len() > kv::KEY_BYTES_MAX {
+            let Some(start) = start.as_short() else {
                 return Err(Error::KeyLength { have: start.len(), max: kv::KEY_BYTES_MAX });
-            }
+            };
             let command = kv::KvCommand::List { start, limit_bytes };
             Ok(encode_standard(&command, CommandKind::List, limit_bytes, namespace))
         }
@@ -67,13 +69,13 @@ pub(crate) fn encode<'a>(
     }
 }
 
-/// Whether the key is too long for the standard commands.
-fn needs_vendor_command(key: &Key, info: &ControllerInfo) -> Result<bool, Error> {
+/// The key as the standard commands carry it; `None` if it is too long for them.
+fn standard_key(key: &Key, info: &ControllerInfo) -> Result<Option<ShortKey>, Error> {
     let (have, max) = (key.len(), info.key_bytes_max());
     if have == 0 || have > max {
         return Err(Error::KeyLength { have, max });
     }
-    Ok(have > info.standard_key_bytes_max())
+    Ok(key.as_short().filter(|_| have <= info.standard_key_bytes_max()))
 }
 
 fn encode_store<'a>(
@@ -88,11 +90,15 @@ fn encode_store<'a>(
         return Err(Error::ValueLength { have, max });
     }
     let (value_bytes, options) = (have as u32, StoreOptions { mode, do_not_compress: false });
-    let mut encoded = if needs_vendor_command(&key, info)? {
-        let command = vendor::VendorCommand::Store { options, key_bytes: key.len() as u16, value_bytes };
-        encode_long_key(command, key, CommandKind::Store, 0, namespace)
-    } else {
-        encode_standard(&kv::KvCommand::Store { key, options, value_bytes }, CommandKind::Store, 0, namespace)
+    let mut encoded = match standard_key(&key, info)? {
+        None => {
+            let command = vendor::VendorCommand::Store { options, key_bytes: key.len() as u16, value_bytes };
+            encode_long_key(command, key, CommandKind::Store, 0, namespace)
+        }
+        Some(key) => {
+            let command = kv::KvCommand::Store { key, options, value_bytes };
+            encode_standard(&command, CommandKind::Store, 0, namespace)
+        }
     };
     encoded.value = Some(value);
     Ok(encoded)

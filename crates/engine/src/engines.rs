@@ -235,7 +235,7 @@ impl Engine for AnyEngine {
     }
 
     #[inline]
-    fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+    fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         match self {
             AnyEngine::Hash(engine) => engine.begin_lookup(key),
         }
@@ -249,26 +249,31 @@ impl Engine for AnyEngine {
     }
 
     #[inline]
-    fn get_now(&self, key: &Key, lookup: &KeyLookup, receive: &mut dyn FnMut(&[u8]) -> bool) -> Option<bool> {
+    fn get_now(
+        &self,
+        key: &[u8],
+        lookup: &KeyLookup,
+        receive: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Option<bool> {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
         }
     }
 
-    fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+    fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
         match self {
             AnyEngine::Hash(engine) => engine.exist_now(key, lookup),
         }
     }
 
     #[inline]
-    fn put_now(&self, key: &Key, lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
+    fn put_now(&self, key: &[u8], lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
         match self {
             AnyEngine::Hash(engine) => engine.put_now(key, lookup, mode, value),
         }
     }
 
-    fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+    fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
         match self {
             AnyEngine::Hash(engine) => engine.delete_now(key, lookup),
         }

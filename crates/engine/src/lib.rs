@@ -192,7 +192,7 @@ pub trait Engine {
         Key::new(&[]).is_some_and(|key| self.owner_core(&key).is_some())
     }
     /// Begins the lookup of a key for the operations that end at once ([`direct`]); `None` if this engine has none for it.
-    fn begin_lookup(&self, _key: &Key) -> Option<KeyLookup> {
+    fn begin_lookup(&self, _key: &[u8]) -> Option<KeyLookup> {
         None
     }
     /// Advances a lookup, each stage once and in order.
@@ -201,22 +201,22 @@ pub trait Engine {
     /// [`Engine::get`] has to find out, also if `receive` returned false. REQUIRES: `receive` uses no engine and no device.
     fn get_now(
         &self,
-        _key: &Key,
+        _key: &[u8],
         _lookup: &KeyLookup,
         _receive: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Option<bool> {
         None
     }
     /// The length of a key's value in bytes; `None` if [`Engine::exist`] has to find out.
-    fn exist_now(&self, _key: &Key, _lookup: &KeyLookup) -> Option<Option<usize>> {
+    fn exist_now(&self, _key: &[u8], _lookup: &KeyLookup) -> Option<Option<usize>> {
         None
     }
     /// Stores a value; `None`, and nothing has changed, if that takes [`Engine::put`].
-    fn put_now(&self, _key: &Key, _lookup: &KeyLookup, _mode: PutMode, _value: &[u8]) -> Option<PutOutcome> {
+    fn put_now(&self, _key: &[u8], _lookup: &KeyLookup, _mode: PutMode, _value: &[u8]) -> Option<PutOutcome> {
         None
     }
     /// Deletes a key; `None`, and nothing has changed, if that takes [`Engine::delete`].
-    fn delete_now(&self, _key: &Key, _lookup: &KeyLookup) -> Option<DeleteOutcome> {
+    fn delete_now(&self, _key: &[u8], _lookup: &KeyLookup) -> Option<DeleteOutcome> {
         None
     }
     /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.

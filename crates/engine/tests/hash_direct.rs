@@ -36,7 +36,7 @@ impl DirectFirst {
 
     fn lookup(&self, key: &Key) -> Option<KeyLookup> {
         let stages = self.random.borrow_mut().below(4);
-        let mut lookup = self.engine.begin_lookup(key).filter(|_| stages < 3)?;
+        let mut lookup = self.engine.begin_lookup(key.as_bytes()).filter(|_| stages < 3)?;
         for stage in [LookupStage::Entry, LookupStage::Record].iter().take(stages as usize) {
             self.engine.advance_lookup(&mut lookup, *stage);
         }
@@ -59,7 +59,7 @@ impl DirectFirst {
                 Some(StoredValue { buffer, offset: 0, bytes, value_bytes: bytes, version: Version::NONE });
             true
         };
-        let found = self.engine.get_now(key, &lookup, &mut receive)?;
+        let found = self.engine.get_now(key.as_bytes(), &lookup, &mut receive)?;
         assert_eq!(found, stored.is_some());
         Some(stored)
     }
@@ -77,7 +77,8 @@ impl Engine for DirectFirst {
         {
             let offset = self.record_layout().value_offset(key.len());
             if let Some(bytes) = value.record.get(offset..offset + value.bytes)
-                && let Some(outcome) = self.count(self.engine.put_now(key, &lookup, options.mode, bytes))
+                && let Some(outcome) =
+                    self.count(self.engine.put_now(key.as_bytes(), &lookup, options.mode, bytes))
             {
                 return Ok(outcome);
             }
@@ -94,7 +95,7 @@ impl Engine for DirectFirst {
     }
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
         if let Some(lookup) = self.lookup(key)
-            && let Some(outcome) = self.count(self.engine.delete_now(key, &lookup))
+            && let Some(outcome) = self.count(self.engine.delete_now(key.as_bytes(), &lookup))
         {
             return Ok(outcome);
         }
@@ -102,7 +103,7 @@ impl Engine for DirectFirst {
     }
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         if let Some(lookup) = self.lookup(key)
-            && let Some(found) = self.count(self.engine.exist_now(key, &lookup))
+            && let Some(found) = self.count(self.engine.exist_now(key.as_bytes(), &lookup))
         {
             let (version, expires_at) = (Version::NONE, octokv_base::UnixTime::NEVER);
             return Ok(found.map(|value_bytes| KeyStatus { value_bytes, version, expires_at }));
@@ -194,11 +195,20 @@ fn a_key_that_is_being_written_or_damaged_or_has_a_colliding_tag_is_left_to_the_
         let record = record_of(engine.record_layout(), key, &value_of(key, operation, 100));
         block_on(engine.put(key, PutMode::Upsert, record, 100), || ())
     };
-    let lookup = |key: &Key| engine.begin_lookup(key).expect("in memory");
-    assert_eq!(engine.put_now(&key, &lookup(&key), PutMode::UpdateOnly, b"v"), Some(PutOutcome::NotFound));
-    assert_eq!(engine.put_now(&key, &lookup(&key), PutMode::AddOnly, b"v"), Some(PutOutcome::Stored));
-    assert_eq!(engine.put_now(&key, &lookup(&key), PutMode::AddOnly, b"w"), Some(PutOutcome::Exists));
-    assert_eq!(engine.exist_now(&key, &lookup(&key)), Some(Some(1)));
+    let lookup = |key: &Key| engine.begin_lookup(key.as_bytes()).expect("in memory");
+    assert_eq!(
+        engine.put_now(key.as_bytes(), &lookup(&key), PutMode::UpdateOnly, b"v"),
+        Some(PutOutcome::NotFound)
+    );
+    assert_eq!(
+        engine.put_now(key.as_bytes(), &lookup(&key), PutMode::AddOnly, b"v"),
+        Some(PutOutcome::Stored)
+    );
+    assert_eq!(
+        engine.put_now(key.as_bytes(), &lookup(&key), PutMode::AddOnly, b"w"),
+        Some(PutOutcome::Exists)
+    );
+    assert_eq!(engine.exist_now(key.as_bytes(), &lookup(&key)), Some(Some(1)));
     // A lookup of before the change: its entry is not current.
     let mut stale = lookup(&key);
     engine.advance_lookup(&mut stale, LookupStage::Record);
@@ -206,21 +216,21 @@ fn a_key_that_is_being_written_or_damaged_or_has_a_colliding_tag_is_left_to_the_
     engine.advance_lookup(&mut stale_missing, LookupStage::Record);
     assert_eq!(put(&engine, &key, 1), Ok(PutOutcome::Stored));
     assert_eq!(put(&engine, &other, 2), Ok(PutOutcome::Stored));
-    assert_eq!(engine.put_now(&key, &stale, PutMode::Upsert, b"x"), None);
-    assert_eq!(engine.delete_now(&key, &stale), None);
-    assert_eq!(engine.put_now(&other, &stale_missing, PutMode::Upsert, b"x"), None);
+    assert_eq!(engine.put_now(key.as_bytes(), &stale, PutMode::Upsert, b"x"), None);
+    assert_eq!(engine.delete_now(key.as_bytes(), &stale), None);
+    assert_eq!(engine.put_now(other.as_bytes(), &stale_missing, PutMode::Upsert, b"x"), None);
     let used_bytes = engine.statistics().used_bytes;
     // A value longer than the volume's limit.
     let too_long = vec![0; (2 << 20) + 1];
-    assert_eq!(engine.put_now(&key, &lookup(&key), PutMode::Upsert, &too_long), None);
+    assert_eq!(engine.put_now(key.as_bytes(), &lookup(&key), PutMode::Upsert, &too_long), None);
     // A receiver that has no memory.
-    assert_eq!(engine.get_now(&key, &lookup(&key), &mut |_| false), None);
+    assert_eq!(engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| false), None);
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
     assert_eq!(operation_of(&key, found.as_bytes()), 1);
     assert_eq!(engine.statistics().used_bytes, used_bytes);
-    assert_eq!(engine.delete_now(&key, &lookup(&key)), Some(DeleteOutcome::Deleted));
-    assert_eq!(engine.delete_now(&key, &lookup(&key)), Some(DeleteOutcome::NotFound));
-    assert_eq!(engine.get_now(&key, &lookup(&key), &mut |_| panic!("deleted")), Some(false));
+    assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::Deleted));
+    assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::NotFound));
+    assert_eq!(engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| panic!("deleted")), Some(false));
 }
 
 /// Threads write few keys both ways. Each value names its writer's operation, and grows with it, so that a reader sees torn

@@ -8,7 +8,7 @@
 mod common;
 
 use common::{NSID, TestHost, store_sqe, target, value};
-use octokv_base::{Buffer, BufferPool, Key};
+use octokv_base::{Buffer, BufferPool, ShortKey};
 use octokv_nvmf::{IoRequest, RequestOutcome};
 use octokv_wire::{Sgl, kv};
 use std::io::IoSlice;
@@ -35,7 +35,7 @@ fn round(case: &Case) -> f64 {
             let sgl = Sgl::in_capsule(case.value_bytes as u32);
             stream.extend(host.capsule(&store_sqe(id, b"0123456789abcdef", stored.len(), sgl, 0), &stored));
         } else {
-            let key = Key::new(b"0123456789abcdef").unwrap();
+            let key = ShortKey::new(b"0123456789abcdef").unwrap();
             let limit_bytes = case.value_bytes as u32;
             let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes }.encode(id, NSID);
             sqe.sgl = Sgl::transport(limit_bytes);

@@ -1,21 +1,24 @@
 //! The value types of an I/O command on its way to the engine and back.
 //!
 //! ```text
-//!   SQE ──plan──▶ CommandPlan::Submit ────────────────────────────▶ RequestOperation, InFlight
-//!         │       CommandPlan::ReceiveData ─ data ─▶ CommandAction ──▶ (same), or a status
-//!         └─────▶ CommandPlan::Complete ─▶ status
+//!   SQE ──check──▶ CheckedCommand ──plan──▶ CommandPlan::Submit ─────────────────────────▶ RequestOperation, InFlight
+//!                        │            │     CommandPlan::ReceiveData ─ data ─▶ CommandAction ──▶ (same), or a status
+//!                        │            └───▶ CommandPlan::Complete ─▶ status
+//!                        └──at once──▶ completion (connection::direct_path)
 //!   InFlight, RequestOutcome ──command_result──▶ CommandResult ─▶ data, completion
 //! ```
 //! `io_commands` dispatches; `kv_commands` and `nvm_commands` build and interpret these values.
 
 use crate::io_request::{RequestOperation, StoreMode};
 use crate::namespace_info::NamespaceInfo;
-use octokv_base::{Buffer, Key, Lba, NamespaceId};
+use octokv_base::{Buffer, Key, Lba, NamespaceId, RecordLayout};
 use octokv_wire::fabrics::ControllerConfiguration;
+use octokv_wire::kv::KvCommand;
+use octokv_wire::nvm::NvmCommand;
 use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{SglKind, Status};
 
-/// The inputs of planning a command, besides its SQE.
+/// The inputs of checking a command, besides its SQE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandContext<'a> {
     pub namespace: &'a NamespaceInfo,
@@ -27,6 +30,36 @@ pub(crate) struct CommandContext<'a> {
     pub transfer_bytes_max: u64,
     /// Feature 06h: writes may stay in a volatile cache.
     pub write_cache_enabled: bool,
+}
+
+/// A command of an I/O queue whose SQE was checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CheckedCommand {
+    pub command: IoCommand,
+    /// The namespace of the command, and its serial number when the command was checked.
+    pub namespace: NamespaceId,
+    pub namespace_serial: u64,
+    /// The decoded SGL descriptor.
+    pub sgl: SglKind,
+}
+
+/// The command in a checked SQE, within the limits of its namespace. No response is longer than the host's buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum IoCommand {
+    KeyValue(KvCommand, RecordLayout),
+    /// Its key, of a length within the limits, is at the start of its data.
+    Vendor(VendorCommand, RecordLayout),
+    Block(BlockCommand),
+}
+
+/// A command on blocks of a namespace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockCommand {
+    pub command: NvmCommand,
+    /// Bytes of its range; 0 without one.
+    pub range_bytes: u32,
+    /// Blocks of the namespace.
+    pub namespace_blocks: u64,
 }
 
 /// A command that waits for its data.
@@ -86,7 +119,7 @@ impl PendingNvmCommand {
     }
 }
 
-/// The next step of a command after its SQE was checked.
+/// The next step of a command on the long way, after its SQE was checked.
 #[derive(Debug)]
 pub(crate) enum CommandPlan {
     /// Submit it to the engine; it needs no data.
@@ -95,17 +128,6 @@ pub(crate) enum CommandPlan {
     ReceiveData { pending: PendingCommand, layout: PayloadLayout, bytes: u32 },
     /// Complete it: there is nothing to execute.
     Complete(Status),
-}
-
-/// A command of an I/O queue after its SQE was checked.
-#[derive(Debug)]
-pub(crate) struct PlannedCommand {
-    pub plan: CommandPlan,
-    /// The namespace of the command, and its serial number when the command was planned.
-    pub namespace: NamespaceId,
-    pub namespace_serial: u64,
-    /// The decoded SGL descriptor.
-    pub sgl: SglKind,
 }
 
 /// Where a command's data is when its capsule has been received.

@@ -119,6 +119,7 @@ impl CommandSlots {
         }
     }
 
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() == self.limit
     }
@@ -142,6 +143,12 @@ impl CommandSlots {
     #[inline]
     pub fn is_id_in_use(&self, command_id: u16) -> bool {
         self.used_ids[usize::from(command_id >> 6)] & (1 << (command_id & 63)) != 0
+    }
+
+    /// Whether a command with this identifier may take a slot.
+    #[inline]
+    pub fn may_take(&self, command_id: u16) -> bool {
+        !self.is_full() && !self.is_id_in_use(command_id)
     }
 
     /// Takes a free slot.

@@ -199,14 +199,6 @@ impl Connection {
         self.respond(command_id, result.status, result.dw0, 0);
     }
 
-    /// Completes a Retrieve of a value of `bytes` bytes, or a Read, whose data is in the send buffer already.
-    #[inline]
-    fn complete_written_data(&mut self, command_id: u16, in_flight: InFlight, bytes: usize) {
-        let sent_bytes = bytes.min(in_flight.response_bytes_max() as usize);
-        self.counters.count_sent_data(in_flight, sent_bytes);
-        self.respond(command_id, Status::SUCCESS, io_commands::data_dw0(in_flight, bytes), 0);
-    }
-
     /// Handles timeouts, asynchronous events, freed buffers and state changes of the controller by other
     /// cores.
     ///

@@ -84,13 +84,6 @@ counter_set! {
 }
 
 impl CounterSet {
-    /// Counts a Store of so many bytes.
-    #[inline]
-    pub(crate) fn count_store(&mut self, value_bytes: u32) {
-        self.stores += 1;
-        self.stored_bytes += u64::from(value_bytes);
-    }
-
     /// Counts bytes of a command's data that were sent to the host.
     #[inline]
     pub(crate) fn count_sent_data(&mut self, in_flight: InFlight, bytes: usize) {
@@ -101,28 +94,70 @@ impl CounterSet {
         *sent += bytes as u64;
     }
 
-    /// Counts a request to the engine.
+    /// Counts an operation of a command that was accepted.
     #[inline]
-    pub(crate) fn count_operation(&mut self, operation: &RequestOperation) {
+    pub(crate) fn count_operation(&mut self, operation: CountedOperation) {
         match operation {
-            RequestOperation::Store { value_bytes, .. } => self.count_store(*value_bytes),
-            RequestOperation::Retrieve { .. } => self.retrieves += 1,
-            RequestOperation::Delete { .. } => self.deletes += 1,
-            RequestOperation::Exist { .. } => self.exists += 1,
-            RequestOperation::List { .. } => self.lists += 1,
-            RequestOperation::Flush => self.flushes += 1,
-            RequestOperation::Read { .. } => self.block_reads += 1,
-            RequestOperation::Write { data, .. } => {
+            CountedOperation::Store { value_bytes } => {
+                self.stores += 1;
+                self.stored_bytes += u64::from(value_bytes);
+            }
+            CountedOperation::Retrieve => self.retrieves += 1,
+            CountedOperation::Delete => self.deletes += 1,
+            CountedOperation::Exist => self.exists += 1,
+            CountedOperation::List => self.lists += 1,
+            CountedOperation::Flush => self.flushes += 1,
+            CountedOperation::Read => self.block_reads += 1,
+            CountedOperation::Write { bytes } => {
                 self.block_writes += 1;
-                self.written_bytes += data.len() as u64;
+                self.written_bytes += bytes;
             }
-            RequestOperation::Compare { data, .. } => {
+            CountedOperation::Compare { bytes } => {
                 self.block_checks += 1;
-                self.read_bytes += data.len() as u64;
+                self.read_bytes += bytes;
             }
-            RequestOperation::Verify { .. } => self.block_checks += 1,
-            RequestOperation::WriteZeroes { .. } => self.block_zeroes += 1,
-            RequestOperation::Deallocate { .. } => self.deallocations += 1,
+            CountedOperation::Verify => self.block_checks += 1,
+            CountedOperation::WriteZeroes => self.block_zeroes += 1,
+            CountedOperation::Deallocate => self.deallocations += 1,
+        }
+    }
+}
+
+/// What counts of an operation; bytes are those of its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CountedOperation {
+    Store { value_bytes: u32 },
+    Retrieve,
+    Delete,
+    Exist,
+    List,
+    Flush,
+    Read,
+    Write { bytes: u64 },
+    Compare { bytes: u64 },
+    Verify,
+    WriteZeroes,
+    Deallocate,
+}
+
+impl From<&RequestOperation> for CountedOperation {
+    #[inline]
+    fn from(operation: &RequestOperation) -> CountedOperation {
+        match operation {
+            RequestOperation::Store { value_bytes, .. } => {
+                CountedOperation::Store { value_bytes: *value_bytes }
+            }
+            RequestOperation::Retrieve { .. } => CountedOperation::Retrieve,
+            RequestOperation::Delete { .. } => CountedOperation::Delete,
+            RequestOperation::Exist { .. } => CountedOperation::Exist,
+            RequestOperation::List { .. } => CountedOperation::List,
+            RequestOperation::Flush => CountedOperation::Flush,
+            RequestOperation::Read { .. } => CountedOperation::Read,
+            RequestOperation::Write { data, .. } => CountedOperation::Write { bytes: data.len() as u64 },
+            RequestOperation::Compare { data, .. } => CountedOperation::Compare { bytes: data.len() as u64 },
+            RequestOperation::Verify { .. } => CountedOperation::Verify,
+            RequestOperation::WriteZeroes { .. } => CountedOperation::WriteZeroes,
+            RequestOperation::Deallocate { .. } => CountedOperation::Deallocate,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! ways parse, check, count and answer commands by the same functions. `connection::direct_path` has the order of calls.
 
 use crate::io_request::{LbaRange, RequestOutcome, StoreMode};
-use octokv_base::{Key, NamespaceId};
+use octokv_base::NamespaceId;
 
 /// The next step of the lookups of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum DirectOperation<'a> {
 /// Receives the data of a read, while nothing changes it. False if there is no memory for it.
 pub type ReceiveData<'a> = dyn FnMut(&[u8]) -> bool + 'a;
 
-/// Executes commands at once.
+/// Executes commands at once. Keys have 1 to [`KEY_BYTES_MAX`](octokv_base::KEY_BYTES_MAX) bytes.
 ///
 /// `None` from any operation means that nothing has changed and the command takes the long way.
 pub trait DirectBackend {
@@ -45,7 +45,7 @@ pub trait DirectBackend {
     /// Whether commands may be executed at once now: nothing has to schedule them.
     fn is_open(&self) -> bool;
     /// Begins the lookup of a key; `None` if commands on keys of this namespace take the long way.
-    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<Self::Lookup>;
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<Self::Lookup>;
     /// Advances a lookup.
     fn advance_lookup(&mut self, namespace: NamespaceId, lookup: &mut Self::Lookup, stage: DirectStage);
     /// Prefetches blocks. False if reads of this namespace take the long way.
@@ -56,7 +56,7 @@ pub trait DirectBackend {
     fn retrieve(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &Self::Lookup,
         receive: &mut ReceiveData<'_>,
     ) -> Option<bool>;
@@ -64,7 +64,7 @@ pub trait DirectBackend {
     fn execute(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &Self::Lookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome>;
@@ -89,7 +89,7 @@ impl DirectBackend for LongWay {
     fn is_open(&self) -> bool {
         false
     }
-    fn begin_lookup(&mut self, _: NamespaceId, _: &Key) -> Option<()> {
+    fn begin_lookup(&mut self, _: NamespaceId, _: &[u8]) -> Option<()> {
         None
     }
     fn advance_lookup(&mut self, _: NamespaceId, (): &mut (), _: DirectStage) {}
@@ -97,13 +97,13 @@ impl DirectBackend for LongWay {
         false
     }
     fn begin_execution(&mut self) {}
-    fn retrieve(&mut self, _: NamespaceId, _: &Key, (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(&mut self, _: NamespaceId, _: &[u8], (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
         None
     }
     fn execute(
         &mut self,
         _: NamespaceId,
-        _: &Key,
+        _: &[u8],
         (): &(),
         _: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {

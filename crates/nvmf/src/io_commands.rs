@@ -1,11 +1,12 @@
 //! Dispatches commands of an I/O queue to the command set of their namespace.
 //!
-//! In: an SQE and its namespace; later its data, then the engine's outcome. Out: a [`CommandPlan`], a
+//! In: an SQE and its namespace; later its data, then the engine's outcome. Out: an [`IoCommand`], a [`CommandPlan`], a
 //! [`CommandAction`], a [`CommandResult`]. Stateless. The namespace's command set alone determines the
 //! meaning of an opcode; `kv_commands` and `nvm_commands` decode it.
 
 use crate::command_plan::{
-    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout, PendingCommand,
+    CheckedCommand, CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, IoCommand,
+    PayloadLayout, PendingCommand,
 };
 use crate::io_request::RequestOutcome;
 use crate::namespace_info::NamespaceKind;
@@ -13,15 +14,25 @@ use crate::{kv_commands, nvm_commands};
 use octokv_base::{Buffer, NamespaceId};
 use octokv_wire::{Sqe, Status};
 
-/// Plans the command of an SQE.
+/// Checks the command of an SQE.
 ///
 /// # Errors
 /// The status with which the command fails if its SQE is invalid.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
+pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
     match context.namespace.kind {
-        NamespaceKind::KeyValue { .. } => kv_commands::plan(sqe, context),
-        NamespaceKind::Block { block_bytes } => nvm_commands::plan(sqe, context, block_bytes),
+        NamespaceKind::KeyValue { .. } => kv_commands::check(sqe, context),
+        NamespaceKind::Block { block_bytes } => nvm_commands::check(sqe, context, block_bytes),
+    }
+}
+
+/// The next step of a checked command on the long way.
+#[inline]
+pub(crate) fn plan(checked: &CheckedCommand) -> CommandPlan {
+    match checked.command {
+        IoCommand::KeyValue(command, record) => kv_commands::plan(command, record, checked.namespace),
+        IoCommand::Vendor(command, record) => kv_commands::plan_vendor(command, record),
+        IoCommand::Block(command) => nvm_commands::plan(command),
     }
 }
 

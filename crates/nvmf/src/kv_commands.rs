@@ -1,6 +1,6 @@
 //! Key Value commands: translates SQEs to requests and outcomes to completions.
 //!
-//! In: the SQE of a command on a Key Value namespace, later its data. Out: a [`CommandPlan`], then a
+//! In: the SQE of a command on a Key Value namespace, later its data. Out: an [`IoCommand`], a [`CommandPlan`], then a
 //! [`RequestOperation`]; at the end a status and DW0. Stateless. The reserved opcodes of iterators fail as
 //! invalid.
 //!
@@ -8,99 +8,116 @@
 //! values in reserved fields: both are accepted.
 
 use crate::command_plan::{
-    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout, PendingCommand,
-    PendingKvCommand,
+    CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, IoCommand, PayloadLayout,
+    PendingCommand, PendingKvCommand,
 };
 use crate::io_request::{RequestOperation, RequestOutcome};
 use crate::namespace_info::NamespaceInfo;
 use octokv_base::{Buffer, Key, NamespaceId, RecordLayout};
-use octokv_wire::{Sqe, Status, kv, vendor};
+use octokv_wire::kv::{self, KvCommand};
+use octokv_wire::vendor::VendorCommand;
+use octokv_wire::{Sqe, Status};
 
-/// Plans a command on a Key Value namespace.
+/// Checks a command on a Key Value namespace.
 ///
 /// # Errors
 /// The status with which the command fails if its SQE is invalid or exceeds the namespace's limits.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CommandPlan, Status> {
+pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
     let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
-    let listing_bytes_max = context.listing_bytes_max;
+    let limits = namespace.key_value_limits();
     if sqe.opcode & 0x80 != 0 {
-        return plan_vendor(sqe, namespace, listing_bytes_max);
+        let command = check_vendor(sqe, namespace, context.listing_bytes_max)?;
+        return Ok(IoCommand::Vendor(command, limits.record_layout));
     }
-    Ok(match kv::KvCommand::check(sqe)? {
-        kv::KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
-        kv::KvCommand::Store { key, options, value_bytes } => {
-            let record = check_value_bytes(value_bytes, namespace)?;
+    let mut command = KvCommand::check(sqe)?;
+    match &mut command {
+        KvCommand::Retrieve { limit_bytes, .. } => *limit_bytes = (*limit_bytes).min(sgl_bytes),
+        KvCommand::Store { value_bytes, .. } => check_value_bytes(*value_bytes, namespace)?,
+        KvCommand::List { limit_bytes, .. } => {
+            *limit_bytes = list_limit((*limit_bytes).min(sgl_bytes), context.listing_bytes_max)?;
+        }
+        KvCommand::Flush | KvCommand::Delete { .. } | KvCommand::Exist { .. } => {}
+    }
+    Ok(IoCommand::KeyValue(command, limits.record_layout))
+}
+
+fn check_vendor(
+    sqe: &Sqe,
+    namespace: &NamespaceInfo,
+    listing_bytes_max: u32,
+) -> Result<VendorCommand, Status> {
+    let mut command = VendorCommand::check(sqe)?;
+    if command.key_bytes() > namespace.key_value_limits().key_bytes_max.max(kv::KEY_BYTES_MAX as u16) {
+        return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
+    }
+    match &mut command {
+        VendorCommand::Store { value_bytes, .. } => check_value_bytes(*value_bytes, namespace)?,
+        VendorCommand::List { limit_bytes, .. } => {
+            *limit_bytes = list_limit(*limit_bytes, listing_bytes_max)?;
+        }
+        VendorCommand::Retrieve { .. } | VendorCommand::Delete { .. } | VendorCommand::Exist { .. } => {}
+    }
+    Ok(command)
+}
+
+/// The next step of a standard command.
+#[inline]
+pub(crate) fn plan(command: KvCommand, record: RecordLayout, namespace: NamespaceId) -> CommandPlan {
+    match command {
+        KvCommand::Flush => CommandPlan::Submit(RequestOperation::Flush, InFlight::Flush),
+        KvCommand::Store { key, options, value_bytes } => {
             let layout =
                 PayloadLayout { value_offset: record.value_offset(key.len()) as u32, ..PayloadLayout::PLAIN };
-            let pending = PendingKvCommand::Store { key, mode: options.mode, value_bytes };
+            let pending = PendingKvCommand::Store { key: key.into(), mode: options.mode, value_bytes };
             CommandPlan::ReceiveData {
                 pending: PendingCommand::KeyValue(pending),
                 layout,
                 bytes: value_bytes,
             }
         }
-        kv::KvCommand::Retrieve { key, limit_bytes } => {
-            let limit_bytes = limit_bytes.min(sgl_bytes);
-            CommandPlan::Submit(
-                RequestOperation::Retrieve { key, limit_bytes },
-                InFlight::Retrieve { limit_bytes },
-            )
-        }
-        kv::KvCommand::Delete { key } => CommandPlan::Submit(
-            RequestOperation::Delete { key },
-            InFlight::Delete { namespace: namespace.id },
+        KvCommand::Retrieve { key, limit_bytes } => CommandPlan::Submit(
+            RequestOperation::Retrieve { key: key.into(), limit_bytes },
+            InFlight::Retrieve { limit_bytes },
         ),
-        kv::KvCommand::Exist { key } => {
-            CommandPlan::Submit(RequestOperation::Exist { key }, InFlight::Exist { return_length: false })
+        KvCommand::Delete { key } => {
+            CommandPlan::Submit(RequestOperation::Delete { key: key.into() }, InFlight::Delete { namespace })
         }
-        kv::KvCommand::List { start, limit_bytes } => {
-            let limit_bytes = list_limit(limit_bytes.min(sgl_bytes), listing_bytes_max)?;
-            let operation = RequestOperation::List { start, limit_bytes, long_keys: false };
+        KvCommand::Exist { key } => CommandPlan::Submit(
+            RequestOperation::Exist { key: key.into() },
+            InFlight::Exist { return_length: false },
+        ),
+        KvCommand::List { start, limit_bytes } => {
+            let operation = RequestOperation::List { start: start.into(), limit_bytes, long_keys: false };
             CommandPlan::Submit(operation, InFlight::List { limit_bytes })
         }
-    })
+    }
 }
 
-fn plan_vendor(sqe: &Sqe, namespace: &NamespaceInfo, listing_bytes_max: u32) -> Result<CommandPlan, Status> {
-    let mut command = vendor::VendorCommand::check(sqe)?;
+/// The next step of a vendor command: its key has to arrive.
+pub(crate) fn plan_vendor(command: VendorCommand, record: RecordLayout) -> CommandPlan {
     let key_bytes = command.key_bytes();
-    if key_bytes > namespace.key_value_limits().key_bytes_max.max(kv::KEY_BYTES_MAX as u16) {
-        return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
-    }
-    let mut layout = PayloadLayout::PLAIN;
-    match &mut command {
-        vendor::VendorCommand::Store { value_bytes, .. } => {
-            let record = check_value_bytes(*value_bytes, namespace)?;
-            layout = PayloadLayout {
-                key_bytes,
-                key_offset: record.key_offset() as u16,
-                value_offset: record.value_offset(usize::from(key_bytes)) as u32,
-            };
-        }
-        vendor::VendorCommand::List { limit_bytes, .. } => {
-            *limit_bytes = list_limit(*limit_bytes, listing_bytes_max)?;
-        }
-        vendor::VendorCommand::Retrieve { .. }
-        | vendor::VendorCommand::Delete { .. }
-        | vendor::VendorCommand::Exist { .. } => {}
-    }
-    // Value and key are within their limits, so their sum is far below 2^32.
-    let bytes = command.host_data_bytes() as u32;
-    Ok(CommandPlan::ReceiveData {
+    let layout = match command {
+        VendorCommand::Store { .. } => PayloadLayout {
+            key_bytes,
+            key_offset: record.key_offset() as u16,
+            value_offset: record.value_offset(usize::from(key_bytes)) as u32,
+        },
+        _ => PayloadLayout::PLAIN,
+    };
+    CommandPlan::ReceiveData {
         pending: PendingCommand::KeyValue(PendingKvCommand::Vendor { command }),
         layout,
-        bytes,
-    })
+        // Value and key are within their limits, so their sum is far below 2^32.
+        bytes: command.host_data_bytes() as u32,
+    }
 }
 
-/// Where the value goes, unless it is too long for the namespace.
-fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<RecordLayout, Status> {
-    let limits = namespace.key_value_limits();
-    if value_bytes > limits.value_bytes_max {
+fn check_value_bytes(value_bytes: u32, namespace: &NamespaceInfo) -> Result<(), Status> {
+    if value_bytes > namespace.key_value_limits().value_bytes_max {
         return Err(Status::KV_INVALID_VALUE_SIZE.do_not_retry());
     }
-    Ok(limits.record_layout)
+    Ok(())
 }
 
 fn list_limit(limit_bytes: u32, transfer_bytes_max: u32) -> Result<u32, Status> {
@@ -122,9 +139,7 @@ pub(crate) fn build_action(
             RequestOperation::Store { key, mode, record: buffer, value_bytes },
             InFlight::Store,
         ),
-        PendingKvCommand::Vendor {
-            command: vendor::VendorCommand::Store { options, key_bytes, value_bytes },
-        } => {
+        PendingKvCommand::Vendor { command: VendorCommand::Store { options, key_bytes, value_bytes } } => {
             let from = usize::from(layout.key_offset);
             let key = key_from_bytes(&buffer[from..from + usize::from(key_bytes)]);
             let operation = RequestOperation::Store { key, mode: options.mode, record: buffer, value_bytes };
@@ -143,26 +158,24 @@ pub(crate) fn build_action_from(
     let PendingKvCommand::Vendor { command } = pending else { unreachable!("{pending:?} owns its buffer") };
     let key = key_from_bytes(&data[..usize::from(command.key_bytes())]);
     let (operation, in_flight) = match command {
-        vendor::VendorCommand::Retrieve { limit_bytes, .. } => {
+        VendorCommand::Retrieve { limit_bytes, .. } => {
             (RequestOperation::Retrieve { key, limit_bytes }, InFlight::Retrieve { limit_bytes })
         }
-        vendor::VendorCommand::List { limit_bytes, .. } => {
+        VendorCommand::List { limit_bytes, .. } => {
             let operation = RequestOperation::List { start: key, limit_bytes, long_keys: true };
             (operation, InFlight::List { limit_bytes })
         }
-        vendor::VendorCommand::Delete { .. } => {
-            (RequestOperation::Delete { key }, InFlight::Delete { namespace })
-        }
-        vendor::VendorCommand::Exist { .. } => {
+        VendorCommand::Delete { .. } => (RequestOperation::Delete { key }, InFlight::Delete { namespace }),
+        VendorCommand::Exist { .. } => {
             (RequestOperation::Exist { key }, InFlight::Exist { return_length: true })
         }
-        vendor::VendorCommand::Store { .. } => unreachable!("a Store owns its buffer"),
+        VendorCommand::Store { .. } => unreachable!("a Store owns its buffer"),
     };
     CommandAction::Submit(operation, in_flight)
 }
 
 fn key_from_bytes(bytes: &[u8]) -> Key {
-    // `VendorCommand::check` and `plan_vendor` reject longer keys.
+    // `VendorCommand::check` and `check_vendor` reject longer keys.
     Key::new(bytes).expect("a key of at most KEY_BYTES_MAX bytes")
 }
 

@@ -1,14 +1,14 @@
 //! NVM commands: translates SQEs to requests and outcomes to completions.
 //!
-//! In: the SQE of a command on a block namespace, later its data. Out: a [`CommandPlan`], then a
+//! In: the SQE of a command on a block namespace, later its data. Out: an [`IoCommand`], a [`CommandPlan`], then a
 //! [`RequestOperation`] on blocks that exist; at the end a status. Stateless.
 //!
 //! Statuses are those of the NVM Command Set 1.1. Fields without effect here (protection information,
 //! hints, streams, limited retry) are ignored; fused commands fail, since they would not be atomic.
 
 use crate::command_plan::{
-    BlockOp, CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, PayloadLayout,
-    PendingCommand, PendingNvmCommand,
+    BlockCommand, BlockOp, CommandAction, CommandContext, CommandPlan, CommandResult, InFlight, IoCommand,
+    PayloadLayout, PendingCommand, PendingNvmCommand,
 };
 use crate::io_request::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_base::Buffer;
@@ -28,68 +28,81 @@ fn check_range(range: LbaRange, blocks: u64) -> Result<(), Status> {
     }
 }
 
-/// Plans a command on a block namespace with blocks of `block_bytes` bytes.
+/// Checks a command on a block namespace with blocks of `block_bytes` bytes.
 ///
 /// # Errors
 /// The status with which the command fails if its SQE is invalid, or its range exceeds MDTS or the
 /// namespace.
 #[inline]
-pub(crate) fn plan(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<CommandPlan, Status> {
-    let command = NvmCommand::check(sqe)?;
+pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<IoCommand, Status> {
+    let mut command = NvmCommand::check(sqe)?;
     if sqe.flags & FUSE_BITS != 0 {
         return Err(INVALID_FIELD);
     }
-    let blocks = context.namespace.size_bytes / u64::from(block_bytes);
-    // The length in bytes of a range within MDTS and the namespace.
-    let bytes_of = |range: LbaRange| {
+    let namespace_blocks = context.namespace.size_bytes / u64::from(block_bytes);
+    let range = match &mut command {
+        NvmCommand::Read { range } | NvmCommand::Compare { range } | NvmCommand::Verify { range } => {
+            Some(*range)
+        }
+        NvmCommand::Write { range, force_unit_access }
+        | NvmCommand::WriteZeroes { range, force_unit_access, .. } => {
+            *force_unit_access |= !context.write_cache_enabled;
+            Some(*range)
+        }
+        NvmCommand::Flush | NvmCommand::DatasetManagement { .. } => None,
+    };
+    let mut range_bytes = 0;
+    if let Some(range) = range {
         let bytes = u64::from(range.blocks) * u64::from(block_bytes);
         if bytes > context.transfer_bytes_max {
             return Err(INVALID_FIELD);
         }
-        check_range(range, blocks)?;
-        Ok(bytes as u32)
+        check_range(range, namespace_blocks)?;
+        range_bytes = bytes as u32;
+    }
+    if matches!(command, NvmCommand::Read { .. }) {
+        match context.sgl {
+            SglKind::Transport { bytes } if bytes >= range_bytes => {}
+            SglKind::InCapsule { .. } => return Err(Status::INVALID_SGL_TYPE.do_not_retry()),
+            SglKind::Transport { .. } | SglKind::None => {
+                return Err(Status::INVALID_SGL_LENGTH.do_not_retry());
+            }
+        }
+    }
+    Ok(IoCommand::Block(BlockCommand { command, range_bytes, namespace_blocks }))
+}
+
+/// The next step of a command.
+#[inline]
+pub(crate) fn plan(checked: BlockCommand) -> CommandPlan {
+    let BlockCommand { command, range_bytes: bytes, namespace_blocks } = checked;
+    let receive_data = |pending, bytes| CommandPlan::ReceiveData {
+        pending: PendingCommand::Block(pending),
+        layout: PayloadLayout::PLAIN,
+        bytes,
     };
-    let receive_data = |pending, bytes| {
-        Ok(CommandPlan::ReceiveData {
-            pending: PendingCommand::Block(pending),
-            layout: PayloadLayout::PLAIN,
-            bytes,
-        })
-    };
-    let submit = |operation, op| Ok(CommandPlan::Submit(operation, InFlight::Blocks(op)));
+    let submit = |operation, op| CommandPlan::Submit(operation, InFlight::Blocks(op));
     match command {
         NvmCommand::Flush => submit(RequestOperation::Flush, BlockOp::Flush),
         NvmCommand::Read { range } => {
-            let bytes = bytes_of(range)?;
-            match context.sgl {
-                SglKind::Transport { bytes: host_bytes } if host_bytes >= bytes => {
-                    submit(RequestOperation::Read { range }, BlockOp::Read { lba: range.lba, bytes })
-                }
-                SglKind::InCapsule { .. } => Err(Status::INVALID_SGL_TYPE.do_not_retry()),
-                SglKind::Transport { .. } | SglKind::None => Err(Status::INVALID_SGL_LENGTH.do_not_retry()),
-            }
+            submit(RequestOperation::Read { range }, BlockOp::Read { lba: range.lba, bytes })
         }
         NvmCommand::Write { range, force_unit_access } => {
-            let force_unit_access = force_unit_access || !context.write_cache_enabled;
-            receive_data(PendingNvmCommand::Write { lba: range.lba, force_unit_access }, bytes_of(range)?)
+            receive_data(PendingNvmCommand::Write { lba: range.lba, force_unit_access }, bytes)
         }
-        NvmCommand::Compare { range } => {
-            receive_data(PendingNvmCommand::Compare { lba: range.lba }, bytes_of(range)?)
-        }
+        NvmCommand::Compare { range } => receive_data(PendingNvmCommand::Compare { lba: range.lba }, bytes),
         NvmCommand::WriteZeroes { range, force_unit_access, deallocate } => {
-            bytes_of(range)?;
-            let force_unit_access = force_unit_access || !context.write_cache_enabled;
             let operation = RequestOperation::WriteZeroes { range, force_unit_access, deallocate };
             submit(operation, BlockOp::Modify { lba: range.lba })
         }
         NvmCommand::Verify { range } => {
-            bytes_of(range)?;
             submit(RequestOperation::Verify { range }, BlockOp::Check { lba: range.lba })
         }
         // Dataset Management without deallocation is a hint, which this target ignores.
-        NvmCommand::DatasetManagement { deallocate: false, .. } => Ok(CommandPlan::Complete(Status::SUCCESS)),
+        NvmCommand::DatasetManagement { deallocate: false, .. } => CommandPlan::Complete(Status::SUCCESS),
         NvmCommand::DatasetManagement { ranges, deallocate: true } => {
-            receive_data(PendingNvmCommand::Deallocate { blocks }, ranges * RANGE_BYTES as u32)
+            let pending = PendingNvmCommand::Deallocate { blocks: namespace_blocks };
+            receive_data(pending, ranges * RANGE_BYTES as u32)
         }
     }
 }

@@ -9,6 +9,9 @@ use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flag
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, Status};
 
+/// More than the headers of a data PDU and a completion have, with padding, in bytes.
+const HEADERS_BYTES_MAX: usize = 512;
+
 /// Writes the PDUs of one connection, and tracks its submission queue head.
 #[derive(Debug)]
 pub(crate) struct PduWriter {
@@ -67,17 +70,33 @@ impl PduWriter {
         self.write_data_digest(data);
     }
 
-    /// Appends data for the host: a short copy in place, a longer one in a buffer of `pool`. False, and nothing is appended, if
-    /// that has none.
+    /// Appends data for the host and a successful completion: short data is copied in place, longer data to a buffer of `pool`.
+    /// False, and nothing is appended, if that has none. REQUIRES: no data digest was negotiated.
     #[inline]
-    pub fn write_data(&mut self, command_id: u16, data: &[u8], pool: &BufferPool) -> bool {
-        if data.len() <= COPY_BYTES_MAX {
-            self.write_data_copy(command_id, data);
+    pub fn write_data_and_success(
+        &mut self,
+        command_id: u16,
+        data: &[u8],
+        dw0: u32,
+        pool: &BufferPool,
+    ) -> bool {
+        if data.is_empty() || data.len() > COPY_BYTES_MAX {
+            if !data.is_empty() {
+                let Some(mut buffer) = pool.take(data.len()) else { return false };
+                buffer[..data.len()].copy_from_slice(data);
+                self.write_data_buffer(command_id, buffer, 0, data.len());
+            }
+            self.write_completion(command_id, Status::SUCCESS, dw0, 0);
             return true;
         }
-        let Some(mut buffer) = pool.take(data.len()) else { return false };
-        buffer[..data.len()].copy_from_slice(data);
-        self.write_data_buffer(command_id, buffer, 0, data.len());
+        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: data.len() as u32 };
+        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
+        self.send_buffer.append_up_to(data.len() + HEADERS_BYTES_MAX, |out| {
+            out.reserve(data.len() + HEADERS_BYTES_MAX);
+            header.encode(Role::Controller, flags::LAST, &self.params, out);
+            out.extend_from_slice(data);
+            encode_response(&cqe, &self.params, out);
+        });
         true
     }
 

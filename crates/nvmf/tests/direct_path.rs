@@ -3,13 +3,15 @@
 use crate::common::{
     CommandResponse, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target, store_sqe,
 };
-use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng};
+use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng, ShortKey};
 use octokv_nvmf::{
     CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOperation,
     RequestOutcome, Target,
 };
+use octokv_wire::kv::StoreOptions;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::pdu::DataHeader;
+use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{Sgl, Sqe, Status, kv};
 use std::collections::BTreeMap;
 
@@ -17,8 +19,8 @@ const BLOCKS: NamespaceId = NamespaceId(2);
 
 /// Which way the commands on a key take: the first letter of the key decides, so that the order of commands on one key is
 /// the same in both runs.
-fn way_of(key: &Key) -> u8 {
-    key.as_bytes()[0] % 4
+fn way_of(key: &[u8]) -> u8 {
+    key[0] % 4
 }
 
 /// Executes at once on the engine in memory: all but keys that begin elsewhere, or whose execution has to wait.
@@ -37,9 +39,9 @@ impl DirectBackend for DirectEngine<'_> {
     fn is_open(&self) -> bool {
         true
     }
-    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<u64> {
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<u64> {
         assert_eq!(namespace, NSID);
-        (way_of(key) != 3).then_some(u64::from(key.as_bytes()[0]))
+        (way_of(key) != 3).then_some(u64::from(key[0]))
     }
     fn advance_lookup(&mut self, _: NamespaceId, lookup: &mut u64, stage: DirectStage) {
         assert!(*lookup < 256, "each stage once");
@@ -54,15 +56,15 @@ impl DirectBackend for DirectEngine<'_> {
     fn retrieve(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &u64,
         receive: &mut ReceiveData<'_>,
     ) -> Option<bool> {
-        assert_eq!(*lookup as u8, key.as_bytes()[0], "the lookup of this key");
+        assert_eq!(*lookup as u8, key[0], "the lookup of this key");
         if way_of(key) == 1 {
             return None;
         }
-        match self.engine.values.get(&(namespace.0, key.clone())) {
+        match self.engine.values.get(&(namespace.0, Key::new(key).unwrap())) {
             Some(value) => receive(value).then_some(true),
             None => Some(false),
         }
@@ -70,15 +72,15 @@ impl DirectBackend for DirectEngine<'_> {
     fn execute(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &u64,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {
-        assert_eq!(*lookup as u8, key.as_bytes()[0], "the lookup of this key");
+        assert_eq!(*lookup as u8, key[0], "the lookup of this key");
         if way_of(key) == 1 {
             return None;
         }
-        let key = key.clone();
+        let key = Key::new(key).unwrap();
         let operation = match operation {
             DirectOperation::Store { mode, value } => {
                 let from = RECORD_LAYOUT.value_offset(key.len());
@@ -204,19 +206,39 @@ fn random_capsule(host: &TestHost, id: u16, random: &mut Prng) -> Vec<u8> {
     let value: Vec<u8> = (0..random.below(3_000)).map(|_| random.next_u64() as u8).collect();
     let key = random_key(random);
     let limit = [0, 10, 1_500, 4_096][random.below(4) as usize];
-    let (mut sqe, data): (Sqe, &[u8]) = match random.below(10) {
+    let long_key: Vec<u8> = key.iter().copied().chain(vec![b'l'; 1 + random.below(90) as usize]).collect();
+    let vendor_data = [&long_key[..], &value].concat();
+    let (mut sqe, data): (Sqe, &[u8]) = match random.below(14) {
+        10..12 => {
+            let (key_bytes, value_bytes) = (long_key.len() as u16, value.len() as u32);
+            let options = StoreOptions { do_not_compress: random.below(2) == 0, ..StoreOptions::default() };
+            let mut sqe = VendorCommand::Store { options, key_bytes, value_bytes }.encode(id, NSID);
+            sqe.sgl = Sgl::in_capsule(vendor_data.len() as u32);
+            (sqe, &vendor_data)
+        }
+        12..14 => {
+            let key_bytes = long_key.len() as u16;
+            let command = match random.below(3) {
+                0 => VendorCommand::Retrieve { key_bytes, limit_bytes: limit },
+                1 => VendorCommand::Delete { key_bytes },
+                _ => VendorCommand::Exist { key_bytes },
+            };
+            let mut sqe = command.encode(id, NSID);
+            sqe.sgl = Sgl::in_capsule(u32::from(key_bytes));
+            (sqe, &long_key)
+        }
         0..3 => {
             let options = random.below(6) as u8;
             (store_sqe(id, &key, value.len(), Sgl::in_capsule(value.len() as u32), options), &value)
         }
         3..6 => {
-            let key = Key::new(&key).unwrap();
+            let key = ShortKey::new(&key).unwrap();
             let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: limit }.encode(id, NSID);
             sqe.sgl = Sgl::transport(limit);
             (sqe, &[])
         }
-        6 => (kv::KvCommand::Delete { key: Key::new(&key).unwrap() }.encode(id, NSID), &[]),
-        7 => (kv::KvCommand::Exist { key: Key::new(&key).unwrap() }.encode(id, NSID), &[]),
+        6 => (kv::KvCommand::Delete { key: ShortKey::new(&key).unwrap() }.encode(id, NSID), &[]),
+        7 => (kv::KvCommand::Exist { key: ShortKey::new(&key).unwrap() }.encode(id, NSID), &[]),
         _ => {
             let range = LbaRange { lba: Lba(random.below(20)), blocks: 1 + random.below(9) as u32 };
             let mut sqe = NvmCommand::Read { range }.encode(id, BLOCKS);
@@ -226,7 +248,7 @@ fn random_capsule(host: &TestHost, id: u16, random: &mut Prng) -> Vec<u8> {
     };
     // One in eight is damaged.
     match random.below(64) {
-        0 => sqe.opcode = random.next_u64() as u8 & 0x7f,
+        0 => sqe.opcode = random.next_u64() as u8 & if sqe.opcode & 0x80 == 0 { 0x7f } else { 0xff },
         1 => sqe.nsid = (random.below(5) as u32).into(),
         2 => sqe.cdw11 = (random.next_u64() as u32).into(),
         3 => sqe.cdw10 = (random.below(1 << 32) as u32).into(),

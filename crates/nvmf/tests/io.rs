@@ -1,7 +1,7 @@
 //! Key Value commands over an I/O queue: capsules, transfers, digests, statuses, back-pressure.
 
 use crate::common::*;
-use octokv_base::{BufferPool, Key, NamespaceId, Nanos};
+use octokv_base::{BufferPool, Key, NamespaceId, Nanos, ShortKey};
 use octokv_nvmf::{RequestOutcome, StallReason, SubsystemConfig};
 use octokv_wire::kv::{UncheckedKeyList, opcode};
 use octokv_wire::pdu::{DataHeader, flags};
@@ -108,7 +108,7 @@ fn retrieve_returns_the_full_length_and_truncates_the_data() {
     assert_eq!((response.dw0(), response.data), (5000, value(5000)[..1000].to_vec()));
     assert_eq!(io.retrieve(b"key", 0).dw0(), 5000);
     // A host that rounds CDW10 up beyond its buffer gets no more data than the buffer holds.
-    let key = Key::new(b"key").unwrap();
+    let key = ShortKey::new(b"key").unwrap();
     let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: 8192 }.encode(77, NSID);
     sqe.sgl = Sgl::transport(600);
     sqe.cdw12 = 0xdead_beef.into();
@@ -185,7 +185,7 @@ fn list_returns_keys_from_the_start_key_on() {
     }
     let mut list = |start: &[u8], limit: u32| {
         let id = io.id();
-        let start = Key::new(start).unwrap();
+        let start = ShortKey::new(start).unwrap();
         let mut sqe = kv::KvCommand::List { start, limit_bytes: limit }.encode(id, NSID);
         sqe.sgl = Sgl::transport(limit);
         io.run(sqe, &[])
@@ -410,7 +410,7 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
     let pool = octokv_base::BufferPool::new(1 << 20);
     let mut hosts: Vec<TestHost> = (1..=3).map(|queue| TestHost::io(&admin, queue)).collect();
     let mut sqe =
-        kv::KvCommand::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
+        kv::KvCommand::Retrieve { key: ShortKey::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(0, NSID);
     sqe.sgl = Sgl::transport(16_000);
     let mut stalled = [false; 3];
     for id in 0_u16..100 {
@@ -442,8 +442,8 @@ fn a_host_that_does_not_read_responses_is_stalled() {
     let mut io = TestHost::io(&admin, 1);
     io.store(b"k", &value(16_000), 0);
     let retrieve = |id| {
-        let mut sqe =
-            kv::KvCommand::Retrieve { key: Key::new(b"k").unwrap(), limit_bytes: 16_000 }.encode(id, NSID);
+        let mut sqe = kv::KvCommand::Retrieve { key: ShortKey::new(b"k").unwrap(), limit_bytes: 16_000 }
+            .encode(id, NSID);
         sqe.sgl = Sgl::transport(16_000);
         sqe
     };
@@ -494,7 +494,7 @@ fn sgl_lengths_are_checked_against_capsule_and_value() {
 fn namespaces_have_separate_keys() {
     let (_admin, mut io) = queue();
     io.store(b"k", b"one", 0);
-    let mut sqe = kv::KvCommand::Exist { key: Key::new(b"k").unwrap() }.encode(50, NamespaceId(2));
+    let mut sqe = kv::KvCommand::Exist { key: ShortKey::new(b"k").unwrap() }.encode(50, NamespaceId(2));
     assert_eq!(io.run(sqe, &[]).status(), Status::KV_KEY_DOES_NOT_EXIST);
     sqe.nsid = 1.into();
     assert!(io.run(sqe, &[]).status().is_success());

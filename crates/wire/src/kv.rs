@@ -9,7 +9,7 @@
 
 use crate::queue_entry::Sqe;
 use crate::status::Status;
-use octokv_base::Key;
+use octokv_base::ShortKey;
 use zerocopy::byteorder::little_endian::U32;
 
 /// The longest key of a standard command, in bytes.
@@ -84,14 +84,14 @@ impl StoreOptions {
 }
 
 /// One command of the Key Value command set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvCommand {
     /// Makes all completed Stores and Deletes durable.
     Flush,
     /// Stores a value, which is the command's data.
     Store {
         /// Key, 1 to 16 bytes.
-        key: Key,
+        key: ShortKey,
         /// Condition on the key, and whether the value may be compressed.
         options: StoreOptions,
         /// Length of the value, in bytes.
@@ -100,24 +100,24 @@ pub enum KvCommand {
     /// Reads a value. DW0 of the completion is its full length.
     Retrieve {
         /// Key, 1 to 16 bytes.
-        key: Key,
+        key: ShortKey,
         /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
     /// Deletes a key.
     Delete {
         /// Key, 1 to 16 bytes.
-        key: Key,
+        key: ShortKey,
     },
     /// Tests whether a key exists.
     Exist {
         /// Key, 1 to 16 bytes.
-        key: Key,
+        key: ShortKey,
     },
     /// Lists keys.
     List {
         /// First key of the list, inclusive; empty for the beginning.
-        start: Key,
+        start: ShortKey,
         /// Size of the host's buffer, in bytes.
         limit_bytes: u32,
     },
@@ -160,36 +160,28 @@ impl KvCommand {
     }
 
     /// Encodes the entry of this command, its data pointer left empty.
-    ///
-    /// # Panics
-    /// If the key is longer than [`KEY_BYTES_MAX`]: such keys need [`crate::vendor`].
     pub fn encode(&self, command_id: u16, namespace: octokv_base::NamespaceId) -> Sqe {
         let mut sqe = Sqe::new(self.opcode(), command_id);
         sqe.nsid = U32::new(namespace.0);
         match self {
             KvCommand::Flush => {}
             KvCommand::Store { key, options, value_bytes } => {
-                set_key(&mut sqe, key.as_bytes(), options.to_bits());
+                set_key(&mut sqe, key, options.to_bits());
                 sqe.cdw10 = U32::new(*value_bytes);
             }
             KvCommand::Retrieve { key, limit_bytes } | KvCommand::List { start: key, limit_bytes } => {
-                set_key(&mut sqe, key.as_bytes(), 0);
+                set_key(&mut sqe, key, 0);
                 sqe.cdw10 = U32::new(*limit_bytes);
             }
-            KvCommand::Delete { key } | KvCommand::Exist { key } => set_key(&mut sqe, key.as_bytes(), 0),
+            KvCommand::Delete { key } | KvCommand::Exist { key } => set_key(&mut sqe, key, 0),
         }
         sqe
     }
 }
 
-/// Sets the key, of at most 16 bytes, and the options byte of a KV command.
-///
-/// # Panics
-/// If the key is longer than [`KEY_BYTES_MAX`].
-pub fn set_key(sqe: &mut Sqe, key: &[u8], options: u8) {
-    assert!(key.len() <= KEY_BYTES_MAX, "a standard command carries {KEY_BYTES_MAX} B of key");
-    let mut padded = [0; KEY_BYTES_MAX];
-    padded[..key.len()].copy_from_slice(key);
+/// Sets the key and the options byte of a KV command.
+pub fn set_key(sqe: &mut Sqe, key: &ShortKey, options: u8) {
+    let padded = key.padded();
     let word = |at: usize| U32::from_bytes([padded[at], padded[at + 1], padded[at + 2], padded[at + 3]]);
     sqe.cdw2 = word(0);
     sqe.cdw3 = word(4);
@@ -199,21 +191,14 @@ pub fn set_key(sqe: &mut Sqe, key: &[u8], options: u8) {
 }
 
 #[inline]
-fn key_or_empty(sqe: &Sqe) -> Result<Key, Status> {
-    let len = (sqe.cdw11.get() & 0xff) as usize;
-    if len > KEY_BYTES_MAX {
-        return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
-    }
-    let mut bytes = [0; KEY_BYTES_MAX];
-    for (piece, word) in bytes.chunks_exact_mut(4).zip([sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15]) {
-        piece.copy_from_slice(&word.to_bytes());
-    }
-    // `len` is at most 16, so `Key::new` succeeds.
-    Key::new(&bytes[..len]).ok_or(Status::KV_INVALID_KEY_SIZE)
+fn key_or_empty(sqe: &Sqe) -> Result<ShortKey, Status> {
+    let words = [sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15];
+    ShortKey::from_padded(zerocopy::transmute!(words), sqe.cdw11.get() as u8)
+        .ok_or(Status::KV_INVALID_KEY_SIZE.do_not_retry())
 }
 
 #[inline]
-fn nonempty_key(sqe: &Sqe) -> Result<Key, Status> {
+fn nonempty_key(sqe: &Sqe) -> Result<ShortKey, Status> {
     match key_or_empty(sqe)? {
         key if key.is_empty() => Err(Status::KV_INVALID_KEY_SIZE.do_not_retry()),
         key => Ok(key),
@@ -339,8 +324,8 @@ mod tests {
     use octokv_base::{NamespaceId, Prng};
     use zerocopy::IntoBytes;
 
-    fn key(bytes: &[u8]) -> Key {
-        Key::new(bytes).unwrap()
+    fn key(bytes: &[u8]) -> ShortKey {
+        ShortKey::new(bytes).unwrap()
     }
 
     #[test]

@@ -80,6 +80,44 @@ impl UncheckedCommonHeader {
     }
 }
 
+/// A command capsule as hosts send it where no digests were negotiated: no flag is set, and the data follows the entry.
+#[derive(Clone, Copy, Debug)]
+pub struct PlainCapsule<'a> {
+    /// The submission queue entry.
+    pub sqe: &'a Sqe,
+    /// The data in the capsule.
+    pub data: &'a [u8],
+}
+
+impl<'a> PlainCapsule<'a> {
+    const HEADER_BYTES: usize = PduType::CapsuleCommand.header_bytes();
+
+    /// The capsule at the head of `bytes`, if that is one, whole, with at most `data_bytes_max` bytes of data. `None` is no
+    /// error: [`UncheckedCommonHeader::check`] accepts every PDU that this does, and more. REQUIRES: the receiver is a
+    /// controller, and no digests were negotiated.
+    #[inline]
+    pub fn recognize(bytes: &'a [u8], data_bytes_max: u32) -> Option<PlainCapsule<'a>> {
+        let (header, rest) = bytes.split_first_chunk::<{ PlainCapsule::HEADER_BYTES }>()?;
+        let [pdu_type, flags, header_bytes, data_offset, pdu_bytes @ ..] = *header.first_chunk::<8>()?;
+        let data_bytes = u32::from_le_bytes(pdu_bytes).checked_sub(Self::HEADER_BYTES as u32)?;
+        let is_located =
+            usize::from(data_offset) == Self::HEADER_BYTES || data_offset == 0 && data_bytes == 0;
+        let is_plain = (pdu_type, flags) == (PduType::CapsuleCommand as u8, 0)
+            && usize::from(header_bytes) == Self::HEADER_BYTES;
+        if !is_plain || !is_located || data_bytes > data_bytes_max {
+            return None;
+        }
+        let data = rest.get(..data_bytes as usize)?;
+        Some(PlainCapsule { sqe: header_view(&header[COMMON_HEADER_BYTES..]), data })
+    }
+
+    /// Length of the whole PDU, in bytes.
+    #[inline]
+    pub fn pdu_bytes(&self) -> usize {
+        Self::HEADER_BYTES + self.data.len()
+    }
+}
+
 /// Layout of one PDU: `prefix_bytes` of header, digest and padding, then `data_bytes`, then `trailer_bytes`
 /// of data digest. Only [`UncheckedCommonHeader::check`] creates one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

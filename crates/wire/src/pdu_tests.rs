@@ -215,3 +215,36 @@ fn random_bytes_never_panic_and_a_layout_fits_its_length() {
         }
     }
 }
+
+/// Bytes that are nearly a capsule: whatever is recognized is what the check of any PDU finds.
+#[test]
+fn a_plain_capsule_is_one_to_the_general_check_too() {
+    let mut random = Prng::new(9);
+    let params = NegotiatedParams::initial();
+    let mut recognized = 0;
+    for _ in 0..200_000 {
+        let mut bytes = vec![0; 72 + random.below(80) as usize];
+        random.fill(&mut bytes);
+        let stated = match random.below(4) {
+            0 => 72,
+            1 => random.next_u64() as u32,
+            _ => 72 + random.below(80) as u32,
+        };
+        let data_offset = [0, 72, 72, 76, 4][random.below(5) as usize];
+        bytes[..4].copy_from_slice(&[4, 0, 72, data_offset]);
+        bytes[4..8].copy_from_slice(&stated.to_le_bytes());
+        if random.below(4) == 0 {
+            bytes[random.below(4) as usize] ^= 1 << random.below(8);
+        }
+        let data_bytes_max = random.below(100) as u32;
+        let Some(capsule) = PlainCapsule::recognize(&bytes, data_bytes_max) else { continue };
+        recognized += 1;
+        let layout = check(&bytes, Role::Controller, &params).unwrap();
+        assert_eq!((layout.pdu_type, layout.pdu_bytes()), (PduType::CapsuleCommand, capsule.pdu_bytes()));
+        assert!(layout.data_bytes <= data_bytes_max && layout.pdu_bytes() <= bytes.len());
+        let header = layout.decode_header(&bytes).unwrap();
+        assert!(matches!(header, PduHeader::Command(sqe) if sqe == capsule.sqe));
+        assert_eq!(bytes[layout.prefix_bytes as usize..][..layout.data_bytes as usize], *capsule.data);
+    }
+    assert!(recognized > 20_000, "{recognized}");
+}

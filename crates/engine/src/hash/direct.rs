@@ -12,7 +12,6 @@ use super::record::{self, HEADER_BYTES, RecordHeader, RecordId, UncheckedRecord,
 use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
-use octokv_base::Key;
 
 /// A key's record as an operation without waiting finds it.
 enum OwnRecord {
@@ -25,11 +24,11 @@ enum OwnRecord {
 impl HashCore {
     /// Begins the lookup of a key; `None` if operations on this volume wait for a device.
     #[inline]
-    pub(super) fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+    pub(super) fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         if !self.volume.volatile || self.volume.has_owner_cores() {
             return None;
         }
-        let hash = self.volume.hash(key);
+        let hash = self.volume.hash_bytes(key);
         self.volume.prefetch_partition(hash);
         Some(KeyLookup { hash, found: FoundEntry::Unknown })
     }
@@ -56,14 +55,14 @@ impl HashCore {
     }
 
     /// The header of the record in `bytes`, if that is the one the index names and the key's.
-    fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> Option<RecordHeader> {
+    fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
         let (header, found_key) = UncheckedRecord(bytes).header().ok()?;
-        let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key.as_bytes();
+        let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key;
         is_own.then_some(header)
     }
 
     /// The key's record; `None` if that is not certain.
-    fn own_record(&self, key: &Key, lookup: &KeyLookup) -> Option<OwnRecord> {
+    fn own_record(&self, key: &[u8], lookup: &KeyLookup) -> Option<OwnRecord> {
         let record_ref = match self.found(lookup) {
             FoundEntry::Missing => return Some(OwnRecord::Missing),
             FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
@@ -82,7 +81,7 @@ impl HashCore {
     #[inline]
     pub(super) fn get_now(
         &self,
-        key: &Key,
+        key: &[u8],
         lookup: &KeyLookup,
         receive: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Option<bool> {
@@ -104,7 +103,7 @@ impl HashCore {
     }
 
     /// [`Engine::exist_now`](crate::Engine::exist_now).
-    pub(super) fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+    pub(super) fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
         Some(match self.own_record(key, lookup)? {
             OwnRecord::Missing => None,
             OwnRecord::Verified(_, header) => Some(header.value_bytes),
@@ -115,7 +114,7 @@ impl HashCore {
     #[inline]
     pub(super) fn put_now(
         &self,
-        key: &Key,
+        key: &[u8],
         lookup: &KeyLookup,
         mode: PutMode,
         value: &[u8],
@@ -157,7 +156,7 @@ impl HashCore {
     }
 
     /// [`Engine::delete_now`](crate::Engine::delete_now).
-    pub(super) fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+    pub(super) fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
         let OwnRecord::Verified(old, _) = self.own_record(key, lookup)? else {
             return Some(DeleteOutcome::NotFound);
         };

@@ -223,7 +223,7 @@ impl HashCore {
             namespace: self.volume.namespace(),
         };
         record.set_len(extent.units as usize * self.volume.unit_bytes());
-        record::encode(&mut record, identity, key, value_bytes);
+        record::encode(&mut record, identity, key.as_bytes(), value_bytes);
         (identity.sequence, self.device.write(self.lba(extent.location), record))
     }
 

@@ -144,7 +144,7 @@ impl Engine for HashEngine {
     }
 
     #[inline]
-    fn begin_lookup(&self, key: &Key) -> Option<KeyLookup> {
+    fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         self.core.begin_lookup(key)
     }
 
@@ -154,20 +154,25 @@ impl Engine for HashEngine {
     }
 
     #[inline]
-    fn get_now(&self, key: &Key, lookup: &KeyLookup, receive: &mut dyn FnMut(&[u8]) -> bool) -> Option<bool> {
+    fn get_now(
+        &self,
+        key: &[u8],
+        lookup: &KeyLookup,
+        receive: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Option<bool> {
         self.core.get_now(key, lookup, receive)
     }
 
-    fn exist_now(&self, key: &Key, lookup: &KeyLookup) -> Option<Option<usize>> {
+    fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
         self.core.exist_now(key, lookup)
     }
 
     #[inline]
-    fn put_now(&self, key: &Key, lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
+    fn put_now(&self, key: &[u8], lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
         self.core.put_now(key, lookup, mode, value)
     }
 
-    fn delete_now(&self, key: &Key, lookup: &KeyLookup) -> Option<DeleteOutcome> {
+    fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
         self.core.delete_now(key, lookup)
     }
 

@@ -11,7 +11,7 @@
 //! the index, which detects stale reads.
 
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Key, RecordLayout, crc32c};
+use octokv_base::{RecordLayout, crc32c};
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -91,8 +91,8 @@ pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 ///
 /// # Panics
 /// If `bytes` is shorter than the record.
-pub fn encode(bytes: &mut [u8], identity: RecordId, key: &Key, value_bytes: usize) {
-    let (key, offset) = (key.as_bytes(), LAYOUT.value_offset(key.len()));
+pub fn encode(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usize) {
+    let offset = LAYOUT.value_offset(key.len());
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
     let (layout, rest) = RecordHeaderLayout::mut_from_prefix(bytes).expect("a record has a header");
     *layout = RecordHeaderLayout {
@@ -175,7 +175,7 @@ mod tests {
     fn record() -> Vec<u8> {
         let mut bytes = vec![0xaa; 4096];
         bytes[64..164].fill(5);
-        encode(&mut bytes, IDENTITY, &Key::new(b"hello").unwrap(), 100);
+        encode(&mut bytes, IDENTITY, b"hello", 100);
         bytes
     }
 

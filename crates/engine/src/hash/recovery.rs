@@ -27,8 +27,8 @@ use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::common::unit_reader::UnitReader;
 use crate::open_error::{IndexMismatch, MetadataStructure, OpenError};
 use crate::{FormatConfig, OpenConfig};
+use octokv_base::BufferPool;
 use octokv_base::map::FxHashMap;
-use octokv_base::{BufferPool, Key};
 use octokv_device::Device;
 use octokv_runtime::trim_heap;
 use std::rc::Rc;
@@ -292,10 +292,8 @@ impl Recovery<'_> {
             && fingerprint(identity.sequence) == old_record.fingerprint;
         // A record that matches by fingerprint alone has another tag.
         let is_of_tag = |key: &[u8]| {
-            let hash = Key::new(key).map(|key| hash_of(&self.superblock, &key));
-            hash.is_some_and(|hash| {
-                partition_and_tag(hash, self.superblock.index_partitions_log2) == (partition, tag)
-            })
+            let hash = hash_of(&self.superblock, key);
+            partition_and_tag(hash, self.superblock.index_partitions_log2) == (partition, tag)
         };
         !is_there || found_key == key || !is_of_tag(found_key)
     }

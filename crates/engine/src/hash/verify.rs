@@ -83,7 +83,8 @@ async fn verify_entry(
     };
     Ok(match verify_record(&bytes, record_ref, superblock.volume_id) {
         Ok((key, value_bytes)) => {
-            let found = partition_and_tag(hash_of(superblock, &key), superblock.index_partitions_log2);
+            let found =
+                partition_and_tag(hash_of(superblock, key.as_bytes()), superblock.index_partitions_log2);
             match found == (partition, entry.tag()) {
                 true => Ok(value_bytes as u64),
                 false => Err(RecordProblem { lba, key: Some(key), kind: ProblemKind::WrongRecord }),

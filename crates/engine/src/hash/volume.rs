@@ -169,6 +169,12 @@ impl HashVolume {
 
     /// The hash of a key.
     pub(super) fn hash(&self, key: &Key) -> u128 {
+        self.hash_bytes(key.as_bytes())
+    }
+
+    /// The hash of a key's bytes.
+    #[inline]
+    pub(super) fn hash_bytes(&self, key: &[u8]) -> u128 {
         hash_of(&self.layout, key)
     }
 
@@ -366,11 +372,11 @@ impl HashVolume {
 }
 
 /// The hash of a key on the volume of `superblock`.
-pub(super) fn hash_of(superblock: &HashSuperblock, key: &Key) -> u128 {
+pub(super) fn hash_of(superblock: &HashSuperblock, key: &[u8]) -> u128 {
     match superblock.hash {
-        HashKind::Xxh3 => RingPosition::of(key, superblock.hash_seed).0,
+        HashKind::Xxh3 => RingPosition::of_bytes(key, superblock.hash_seed).0,
         HashKind::Sha1 => {
-            let digest = Sha1::digest(key.as_bytes());
+            let digest = Sha1::digest(key);
             u128::from_be_bytes(digest[..16].try_into().expect("sixteen of twenty bytes"))
         }
     }

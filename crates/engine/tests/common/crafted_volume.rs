@@ -207,7 +207,7 @@ impl CraftedVolume {
     /// Writes a record with any identity.
     pub fn write_record_as(&self, location: u64, identity: RecordId, key: &Key) {
         let mut bytes = vec![0; record::record_bytes(key.len(), 0).next_multiple_of(UNIT_BYTES)];
-        record::encode(&mut bytes, identity, key, 0);
+        record::encode(&mut bytes, identity, key.as_bytes(), 0);
         self.device.put(self.lba(location), &bytes);
     }
 

@@ -8,7 +8,7 @@
 use super::accounting::GroupAccounting;
 use crate::kv_backend::{put_mode, put_outcome};
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_base::{Key, NamespaceId};
+use octokv_base::NamespaceId;
 use octokv_engine::{DeleteOutcome, Engine, KeyLookup, LookupStage};
 use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOutcome};
 use std::rc::Rc;
@@ -58,7 +58,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn begin_lookup(&mut self, namespace: NamespaceId, key: &Key) -> Option<KeyLookup> {
+    fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<KeyLookup> {
         self.engine(namespace)?.begin_lookup(key)
     }
 
@@ -88,7 +88,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     fn retrieve(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &KeyLookup,
         receive: &mut ReceiveData<'_>,
     ) -> Option<bool> {
@@ -99,7 +99,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     fn execute(
         &mut self,
         namespace: NamespaceId,
-        key: &Key,
+        key: &[u8],
         lookup: &KeyLookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {

@@ -6,7 +6,7 @@
 use super::state::{Capsule, CloseReason, Connection, ConnectionState, IoQueue, StallReason};
 use super::transfers::transfer_budget;
 use crate::command_plan::{
-    CapsuleData, CommandAction, CommandContext, CommandPlan, PayloadLayout, PendingCommand, PlannedCommand,
+    CapsuleData, CheckedCommand, CommandAction, CommandContext, CommandPlan, PayloadLayout, PendingCommand,
 };
 use crate::command_slots::{CommandSlots, SlotState, Transfer};
 use crate::controller::ControllerType;
@@ -27,7 +27,7 @@ type AcceptResult = Result<Option<StallReason>, PduError>;
 const UNCONNECTED_BYTES_MAX: u64 = 4096;
 const ACCEPTED: AcceptResult = Ok(None);
 impl Connection {
-    /// Accepts one command as far as that is possible now. `planned` is its plan, if it has been made.
+    /// Accepts one command as far as that is possible now. `checked` is the result of its check, if there was one.
     ///
     /// # Errors
     /// A protocol violation that ends the connection: more commands than the queue has entries.
@@ -36,7 +36,7 @@ impl Connection {
         now: Nanos,
         sqe: &Sqe,
         capsule: Capsule<'_>,
-        planned: Option<Result<PlannedCommand, Status>>,
+        checked: Option<Result<CheckedCommand, Status>>,
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> AcceptResult {
@@ -79,8 +79,8 @@ impl Connection {
                 self.handle_io_fabrics(now, sqe);
                 return ACCEPTED;
             }
-            let planned = planned.unwrap_or_else(|| self.plan_io_command(sqe));
-            return match self.submit_planned(sqe, planned, capsule.data, pool, requests) {
+            let checked = checked.unwrap_or_else(|| self.check_io_command(sqe));
+            return match self.submit_checked(sqe, checked, capsule.data, pool, requests) {
                 Ok(stall) => Ok(stall),
                 Err(status) => {
                     self.fail_command(sqe, status);
@@ -95,16 +95,24 @@ impl Connection {
     /// Whether the send buffer has space for another response.
     #[inline]
     pub(super) fn has_response_space(&self, pool: &BufferPool) -> bool {
-        // Responses of requests in flight count as unsent, which bounds the memory of a host that does not
-        // read.
-        let unsent_bytes = self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes();
-        let unsent_bytes_max = match self.state() {
+        self.unsent_bytes() <= self.unsent_bytes_max(pool)
+    }
+
+    /// The bytes of unsent responses. Those of requests in flight count, which bounds the memory of a host that does not read.
+    #[inline]
+    pub(super) fn unsent_bytes(&self) -> u64 {
+        self.pdu_writer.send_buffer.unsent_bytes() as u64 + self.slots.response_bytes()
+    }
+
+    /// The most unsent bytes with which a command is accepted.
+    #[inline]
+    pub(super) fn unsent_bytes_max(&self, pool: &BufferPool) -> u64 {
+        match self.state() {
             ConnectionState::AwaitConnect { .. } => UNCONNECTED_BYTES_MAX,
             // A connection may hold at most as much as is free (dynamic thresholds, Choudhury and Hahne,
             // 1998): of n connections that do not read, each holds at most 1/(n+1) of the pool.
             _ => self.target.config().send_buffer_bytes_max.min(pool.free_bytes()) as u64,
-        };
-        unsent_bytes <= unsent_bytes_max
+        }
     }
 
     /// Releases an event request, without a completion, whose command identifier a Fabrics command reuses.
@@ -121,14 +129,23 @@ impl Connection {
         released_slot.is_some()
     }
 
-    /// Plans a command of an I/O queue.
+    /// Checks a command of an I/O queue.
     ///
     /// # Errors
     /// The status with which the command fails.
     #[inline]
-    pub(super) fn plan_io_command(&mut self, sqe: &Sqe) -> Result<PlannedCommand, Status> {
-        let sgl = sqe.sgl.check()?;
+    fn check_io_command(&mut self, sqe: &Sqe) -> Result<CheckedCommand, Status> {
         self.target.namespace_directory.refresh(&mut self.namespaces);
+        self.check_current_io_command(sqe)
+    }
+
+    /// Checks a command of an I/O queue. REQUIRES: the namespaces were refreshed since it arrived.
+    ///
+    /// # Errors
+    /// The status with which the command fails.
+    #[inline]
+    pub(super) fn check_current_io_command(&self, sqe: &Sqe) -> Result<CheckedCommand, Status> {
+        let sgl = sqe.sgl.check()?;
         let entry = self.namespaces.entry(sqe.namespace());
         let entry = entry.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
         if let Some(status) = entry.ana_error {
@@ -148,22 +165,23 @@ impl Connection {
             transfer_bytes_max: config.transfer_bytes_max(),
             write_cache_enabled: queue.controller.is_write_cache_enabled(),
         };
-        let plan = io_commands::plan(sqe, &context)?;
-        Ok(PlannedCommand { plan, namespace: entry.info.id, namespace_serial: entry.serial, sgl })
+        let command = io_commands::check(sqe, &context)?;
+        Ok(CheckedCommand { command, namespace: entry.info.id, namespace_serial: entry.serial, sgl })
     }
 
-    /// Submits a planned command of an I/O queue.
+    /// Submits a checked command of an I/O queue.
     #[inline]
-    fn submit_planned(
+    fn submit_checked(
         &mut self,
         sqe: &Sqe,
-        planned: Result<PlannedCommand, Status>,
+        checked: Result<CheckedCommand, Status>,
         data: &[u8],
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> Result<Option<StallReason>, Status> {
-        let PlannedCommand { plan, namespace, namespace_serial, sgl } = planned?;
-        match plan {
+        let checked = checked?;
+        let CheckedCommand { namespace, namespace_serial, sgl, .. } = checked;
+        match io_commands::plan(&checked) {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
                 self.push_request(slot, namespace, operation, requests);

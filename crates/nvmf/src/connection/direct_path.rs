@@ -1,9 +1,9 @@
 //! Commands that are completed at once: parsed, executed and answered in one pass over a group of capsules.
 //!
 //! ```text
-//!   whole capsules ──plan, begin lookups──▶ group ──advance lookups──▶ each: execute ──▶ completion
-//!                                                                        │ None
-//!                                                                        └──▶ command_handler, with the same plan
+//!   whole capsules ──check, begin lookups──▶ group ──advance lookups──▶ each: execute ──▶ data, completion
+//!                                                                         │ None
+//!                                                                         └──▶ command_handler, as checked
 //! ```
 //! In: the head of the bytes, and a [`DirectBackend`]. Out: bytes consumed, completions, requests of those commands that
 //! must wait. Invariants: a group has at most [`GROUP_COMMANDS_MAX`] commands, and no other PDU between them; they begin
@@ -11,15 +11,18 @@
 
 use super::pdu_receive::ReceiveStep;
 use super::state::{Capsule, Connection, ConnectionState};
-use crate::command_plan::{
-    CapsuleData, CommandPlan, InFlight, PendingCommand, PendingKvCommand, PlannedCommand,
-};
+use crate::command_plan::{BlockCommand, BlockOp, CapsuleData, CheckedCommand, InFlight, IoCommand};
+use crate::counters::CountedOperation;
 use crate::direct::{DirectBackend, DirectOperation, DirectStage};
-use crate::io_request::{IoRequest, RequestOperation, RequestOutcome};
+use crate::io_commands;
+use crate::io_request::{IoRequest, LbaRange, RequestOutcome};
 use octokv_base::{BufferPool, Nanos};
-use octokv_wire::pdu::{PduHeader, PduType, UncheckedCommonHeader};
+use octokv_wire::Status;
+use octokv_wire::kv::KvCommand;
+use octokv_wire::nvm::NvmCommand;
+use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
-use octokv_wire::{Sqe, Status};
+use octokv_wire::vendor::VendorCommand;
 use smallvec::SmallVec;
 
 /// Commands whose memory accesses overlap.
@@ -27,21 +30,87 @@ const GROUP_COMMANDS_MAX: usize = 16;
 
 /// A command of a group.
 struct GroupedCommand<'a, L> {
-    sqe: &'a Sqe,
-    data: &'a [u8],
-    /// Length of its capsule in bytes.
-    pdu_bytes: usize,
-    /// `None` once it takes the long way.
-    planned: Option<Result<PlannedCommand, Status>>,
+    capsule: PlainCapsule<'a>,
+    checked: Result<CheckedCommand, Status>,
     target: DirectTarget<L>,
 }
 
 /// What a command of a group will access.
+#[derive(Clone, Copy)]
 enum DirectTarget<L> {
     /// It takes the long way.
     LongWay,
     Key(L),
     Blocks,
+}
+
+/// A command that may be completed at once, with its data.
+enum DirectCommand<'a> {
+    Retrieve { key: &'a [u8], limit_bytes: u32 },
+    Execute { key: &'a [u8], operation: DirectOperation<'a>, in_flight: InFlight },
+    Read { range: LbaRange, bytes: u32 },
+}
+
+impl<'a> DirectCommand<'a> {
+    /// A checked command, and what follows its SQE in the capsule. `None` if it takes the long way, as one whose data is not
+    /// in the capsule.
+    #[inline]
+    fn new(checked: &'a CheckedCommand, data: &'a [u8]) -> Option<DirectCommand<'a>> {
+        let complete_data = |bytes| match CapsuleData::check(checked.sgl, data, bytes) {
+            Ok(CapsuleData::Complete(data)) => Some(data),
+            Ok(CapsuleData::Requested) | Err(_) => None,
+        };
+        let delete = InFlight::Delete { namespace: checked.namespace };
+        Some(match &checked.command {
+            IoCommand::KeyValue(command, _) => match command {
+                KvCommand::Retrieve { key, limit_bytes } => {
+                    DirectCommand::Retrieve { key: key.as_bytes(), limit_bytes: *limit_bytes }
+                }
+                KvCommand::Store { key, options, value_bytes } => {
+                    let value = complete_data(*value_bytes)?;
+                    let operation = DirectOperation::Store { mode: options.mode, value };
+                    DirectCommand::Execute { key: key.as_bytes(), operation, in_flight: InFlight::Store }
+                }
+                KvCommand::Delete { key } => DirectCommand::Execute {
+                    key: key.as_bytes(),
+                    operation: DirectOperation::Delete,
+                    in_flight: delete,
+                },
+                KvCommand::Exist { key } => DirectCommand::Execute {
+                    key: key.as_bytes(),
+                    operation: DirectOperation::Exist,
+                    in_flight: InFlight::Exist { return_length: false },
+                },
+                KvCommand::Flush | KvCommand::List { .. } => return None,
+            },
+            IoCommand::Vendor(command, _) => {
+                let data = complete_data(command.host_data_bytes() as u32)?;
+                let (key, value) = data.split_at(usize::from(command.key_bytes()));
+                match *command {
+                    VendorCommand::Retrieve { limit_bytes, .. } => {
+                        DirectCommand::Retrieve { key, limit_bytes }
+                    }
+                    VendorCommand::Store { options, .. } => {
+                        let operation = DirectOperation::Store { mode: options.mode, value };
+                        DirectCommand::Execute { key, operation, in_flight: InFlight::Store }
+                    }
+                    VendorCommand::Delete { .. } => {
+                        DirectCommand::Execute { key, operation: DirectOperation::Delete, in_flight: delete }
+                    }
+                    VendorCommand::Exist { .. } => DirectCommand::Execute {
+                        key,
+                        operation: DirectOperation::Exist,
+                        in_flight: InFlight::Exist { return_length: true },
+                    },
+                    VendorCommand::List { .. } => return None,
+                }
+            }
+            IoCommand::Block(BlockCommand { command: NvmCommand::Read { range }, range_bytes, .. }) => {
+                DirectCommand::Read { range: *range, bytes: *range_bytes }
+            }
+            IoCommand::Block(_) => return None,
+        })
+    }
 }
 
 impl Connection {
@@ -65,15 +134,20 @@ impl Connection {
         direct: &mut D,
     ) -> Option<ReceiveStep> {
         let mut group = SmallVec::<[GroupedCommand<'_, D::Lookup>; GROUP_COMMANDS_MAX]>::new();
-        let mut scanned_bytes = 0;
-        while group.len() < GROUP_COMMANDS_MAX {
-            let Some(command) = self.scan_capsule(&bytes[scanned_bytes..], direct) else { break };
-            scanned_bytes += command.pdu_bytes;
-            let is_last = matches!(command.target, DirectTarget::LongWay);
-            group.push(command);
-            if is_last {
+        self.target.namespace_directory.refresh(&mut self.namespaces);
+        let data_bytes_max = self.in_capsule_bytes_max();
+        let mut rest = bytes;
+        while group.len() < GROUP_COMMANDS_MAX
+            && let Some(capsule) = PlainCapsule::recognize(rest, data_bytes_max)
+            && capsule.sqe.opcode != FABRICS_OPCODE
+        {
+            let checked = self.check_current_io_command(capsule.sqe);
+            let target = begin(&checked, capsule.data, direct);
+            group.push(GroupedCommand { capsule, checked, target });
+            if matches!(target, DirectTarget::LongWay) {
                 break;
             }
+            rest = &rest[capsule.pdu_bytes()..];
         }
         if group.is_empty() {
             return None;
@@ -81,10 +155,9 @@ impl Connection {
         if group.len() > 1 {
             for stage in [DirectStage::Entries, DirectStage::Records] {
                 for command in &mut group {
-                    if let (Some(Ok(planned)), DirectTarget::Key(lookup)) =
-                        (&command.planned, &mut command.target)
+                    if let (Ok(checked), DirectTarget::Key(lookup)) = (&command.checked, &mut command.target)
                     {
-                        direct.advance_lookup(planned.namespace, lookup, stage);
+                        direct.advance_lookup(checked.namespace, lookup, stage);
                     }
                 }
             }
@@ -92,23 +165,26 @@ impl Connection {
         direct.begin_execution();
         let (mut consumed_bytes, mut completed) = (0, 0);
         let mut stalled = None;
-        for command in &mut group {
-            if self.complete_at_once(command, pool, direct) {
+        let unsent_bytes_max = self.unsent_bytes_max(pool);
+        for GroupedCommand { capsule, checked, target } in &group {
+            // What may not begin now, the long way delays or refuses.
+            if self.unsent_bytes() <= unsent_bytes_max
+                && self.slots.may_take(capsule.sqe.command_id())
+                && self.complete_at_once(capsule, checked, target, pool, direct)
+            {
                 completed += 1;
-                consumed_bytes += command.pdu_bytes;
+                consumed_bytes += capsule.pdu_bytes();
                 continue;
             }
-            let GroupedCommand { sqe, data, pdu_bytes, ref mut planned, .. } = *command;
-            let planned = planned.take();
-            let capsule = Capsule { data, has_bad_digest: false };
-            match self.handle_command(now, sqe, capsule, planned, pool, requests) {
-                Ok(None) => consumed_bytes += pdu_bytes,
+            let (sqe, data) = (capsule.sqe, Capsule { data: capsule.data, has_bad_digest: false });
+            match self.handle_command(now, sqe, data, Some(*checked), pool, requests) {
+                Ok(None) => consumed_bytes += capsule.pdu_bytes(),
                 Ok(Some(stall)) => {
                     stalled = Some(stall);
                     break;
                 }
                 Err(error) => {
-                    self.terminate(now, error, &bytes[consumed_bytes..][..pdu_bytes.min(128)]);
+                    self.terminate(now, error, &bytes[consumed_bytes..][..capsule.pdu_bytes().min(128)]);
                     consumed_bytes = bytes.len();
                     break;
                 }
@@ -122,127 +198,85 @@ impl Connection {
         })
     }
 
-    /// The command in the capsule at the head of the bytes. `None` if that is another PDU, incomplete, invalid, or a Fabrics
-    /// command.
-    #[inline]
-    fn scan_capsule<'a, D: DirectBackend>(
-        &mut self,
-        bytes: &'a [u8],
-        direct: &mut D,
-    ) -> Option<GroupedCommand<'a, D::Lookup>> {
-        let layout = self.check_pdu(UncheckedCommonHeader::new(bytes)?).ok()?;
-        let pdu_bytes = layout.pdu_bytes();
-        if layout.pdu_type != PduType::CapsuleCommand || bytes.len() < pdu_bytes {
-            return None;
-        }
-        let Ok(PduHeader::Command(sqe)) = layout.decode_header(bytes) else { return None };
-        if sqe.opcode == FABRICS_OPCODE {
-            return None;
-        }
-        let data = &bytes[layout.prefix_bytes as usize..][..layout.data_bytes as usize];
-        let planned = self.plan_io_command(sqe);
-        let target = match &planned {
-            Ok(PlannedCommand { namespace, plan, .. }) => match plan {
-                CommandPlan::Submit(
-                    RequestOperation::Retrieve { key, .. }
-                    | RequestOperation::Delete { key }
-                    | RequestOperation::Exist { key },
-                    _,
-                )
-                | CommandPlan::ReceiveData {
-                    pending: PendingCommand::KeyValue(PendingKvCommand::Store { key, .. }),
-                    ..
-                } => direct.begin_lookup(*namespace, key).map_or(DirectTarget::LongWay, DirectTarget::Key),
-                CommandPlan::Submit(RequestOperation::Read { range }, _)
-                    if direct.prefetch_blocks(*namespace, *range) =>
-                {
-                    DirectTarget::Blocks
-                }
-                _ => DirectTarget::LongWay,
-            },
-            Err(_) => DirectTarget::LongWay,
-        };
-        Some(GroupedCommand { sqe, data, pdu_bytes, planned: Some(planned), target })
-    }
-
     /// Executes and completes a command, if it need not wait. False if it has to take the long way.
     #[inline]
     fn complete_at_once<D: DirectBackend>(
         &mut self,
-        command: &GroupedCommand<'_, D::Lookup>,
+        capsule: &PlainCapsule<'_>,
+        checked: &Result<CheckedCommand, Status>,
+        target: &DirectTarget<D::Lookup>,
         pool: &BufferPool,
         direct: &mut D,
     ) -> bool {
-        let command_id = command.sqe.command_id();
-        let Some(Ok(PlannedCommand { plan, namespace, sgl, .. })) = &command.planned else { return false };
-        // What may not begin now, the long way delays or refuses.
-        if matches!(command.target, DirectTarget::LongWay)
-            || !self.has_response_space(pool)
-            || self.slots.is_full()
-            || self.slots.is_id_in_use(command_id)
-        {
-            return false;
-        }
-        match (plan, &command.target) {
-            (CommandPlan::Submit(operation, in_flight), target) => {
-                let limit_bytes = in_flight.response_bytes_max() as usize;
-                let (mut value_bytes, writer) = (0, &mut self.pdu_writer);
-                let mut receive = |data: &[u8]| {
-                    value_bytes = data.len();
-                    writer.write_data(command_id, &data[..data.len().min(limit_bytes)], pool)
+        let Ok(checked) = checked else { return false };
+        let (command_id, namespace) = (capsule.sqe.command_id(), checked.namespace);
+        match (DirectCommand::new(checked, capsule.data), target) {
+            (Some(DirectCommand::Retrieve { key, limit_bytes }), DirectTarget::Key(lookup)) => {
+                let in_flight = InFlight::Retrieve { limit_bytes };
+                let (mut sent_bytes, writer) = (0, &mut self.pdu_writer);
+                let mut receive = |value: &[u8]| {
+                    let sent = &value[..value.len().min(limit_bytes as usize)];
+                    sent_bytes = sent.len();
+                    let dw0 = io_commands::data_dw0(in_flight, value.len());
+                    writer.write_data_and_success(command_id, sent, dw0, pool)
                 };
-                let done = match (operation, target) {
-                    (RequestOperation::Retrieve { key, .. }, DirectTarget::Key(lookup)) => {
-                        match direct.retrieve(*namespace, key, lookup, &mut receive) {
-                            Some(true) => Ok(()),
-                            Some(false) => Err(RequestOutcome::NotFound),
-                            None => return false,
-                        }
-                    }
-                    (RequestOperation::Read { range }, DirectTarget::Blocks) => {
-                        match direct.read_blocks(*namespace, *range, &mut receive) {
-                            Some(()) => Ok(()),
-                            None => return false,
-                        }
-                    }
-                    (operation, DirectTarget::Key(lookup)) => {
-                        let (key, direct_operation) = match operation {
-                            RequestOperation::Delete { key } => (key, DirectOperation::Delete),
-                            RequestOperation::Exist { key } => (key, DirectOperation::Exist),
-                            _ => return false,
-                        };
-                        match direct.execute(*namespace, key, lookup, direct_operation) {
-                            Some(outcome) => Err(outcome),
-                            None => return false,
-                        }
-                    }
-                    _ => return false,
-                };
-                self.counters.count_operation(operation);
-                match done {
-                    Ok(()) => self.complete_written_data(command_id, *in_flight, value_bytes),
-                    Err(outcome) => self.complete_command(command_id, *namespace, *in_flight, outcome),
-                }
-                true
-            }
-            (
-                CommandPlan::ReceiveData {
-                    pending: PendingCommand::KeyValue(PendingKvCommand::Store { key, mode, value_bytes }),
-                    bytes,
-                    ..
-                },
-                DirectTarget::Key(lookup),
-            ) => {
-                let Ok(CapsuleData::Complete(value)) = CapsuleData::check(*sgl, command.data, *bytes) else {
+                let Some(exists) = direct.retrieve(namespace, key, lookup, &mut receive) else {
                     return false;
                 };
-                let operation = DirectOperation::Store { mode: *mode, value };
-                let Some(outcome) = direct.execute(*namespace, key, lookup, operation) else { return false };
-                self.counters.count_store(*value_bytes);
-                self.complete_command(command_id, *namespace, InFlight::Store, outcome);
-                true
+                self.counters.count_operation(CountedOperation::Retrieve);
+                match exists {
+                    true => self.counters.count_sent_data(in_flight, sent_bytes),
+                    false => {
+                        self.complete_command(command_id, namespace, in_flight, RequestOutcome::NotFound);
+                    }
+                }
             }
-            _ => false,
+            (Some(DirectCommand::Execute { key, operation, in_flight }), DirectTarget::Key(lookup)) => {
+                let Some(outcome) = direct.execute(namespace, key, lookup, operation) else { return false };
+                self.counters.count_operation(match operation {
+                    DirectOperation::Store { value, .. } => {
+                        CountedOperation::Store { value_bytes: value.len() as u32 }
+                    }
+                    DirectOperation::Delete => CountedOperation::Delete,
+                    DirectOperation::Exist => CountedOperation::Exist,
+                });
+                self.complete_command(command_id, namespace, in_flight, outcome);
+            }
+            (Some(DirectCommand::Read { range, bytes }), DirectTarget::Blocks) => {
+                let in_flight = InFlight::Blocks(BlockOp::Read { lba: range.lba, bytes });
+                let writer = &mut self.pdu_writer;
+                let mut receive = |blocks: &[u8]| {
+                    let dw0 = io_commands::data_dw0(in_flight, blocks.len());
+                    writer.write_data_and_success(command_id, blocks, dw0, pool)
+                };
+                if direct.read_blocks(namespace, range, &mut receive).is_none() {
+                    return false;
+                }
+                self.counters.count_operation(CountedOperation::Read);
+                self.counters.count_sent_data(in_flight, bytes as usize);
+            }
+            _ => return false,
         }
+        true
     }
+}
+
+/// Begins what a command will access.
+#[inline]
+fn begin<D: DirectBackend>(
+    checked: &Result<CheckedCommand, Status>,
+    data: &[u8],
+    direct: &mut D,
+) -> DirectTarget<D::Lookup> {
+    let Ok(checked) = checked else { return DirectTarget::LongWay };
+    let is_begun = match DirectCommand::new(checked, data) {
+        Some(DirectCommand::Retrieve { key, .. } | DirectCommand::Execute { key, .. }) => {
+            direct.begin_lookup(checked.namespace, key).map(DirectTarget::Key)
+        }
+        Some(DirectCommand::Read { range, .. }) => {
+            direct.prefetch_blocks(checked.namespace, range).then_some(DirectTarget::Blocks)
+        }
+        None => None,
+    };
+    is_begun.unwrap_or(DirectTarget::LongWay)
 }

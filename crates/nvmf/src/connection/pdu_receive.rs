@@ -168,10 +168,9 @@ impl Connection {
         if !is_expected {
             return Err(PduError::UnexpectedPduType { kind: layout.pdu_type as u8 });
         }
-        let config = self.target.config();
         let data_bytes_max = match (layout.pdu_type, self.state()) {
-            (PduType::H2cData, _) => config.h2c_data_bytes_max,
-            (_, ConnectionState::Io(_)) => config.in_capsule_bytes,
+            (PduType::H2cData, _) => self.target.config().h2c_data_bytes_max,
+            (_, ConnectionState::Io(_)) => self.in_capsule_bytes_max(),
             // The queue type is unknown before Connect.
             _ => ADMIN_CAPSULE_DATA_BYTES,
         };
@@ -182,6 +181,12 @@ impl Connection {
             });
         }
         Ok(layout)
+    }
+
+    /// The most bytes of data in a capsule of an I/O queue.
+    #[inline]
+    pub(super) fn in_capsule_bytes_max(&self) -> u32 {
+        self.target.config().in_capsule_bytes
     }
 
     /// Terminates the connection and discards the rest of its bytes.

@@ -252,7 +252,7 @@ impl Connection {
         operation: RequestOperation,
         requests: &mut Vec<IoRequest>,
     ) {
-        self.counters.count_operation(&operation);
+        self.counters.count_operation((&operation).into());
         self.slots.set_namespace(slot, namespace);
         requests.push(IoRequest { slot, namespace, operation });
     }

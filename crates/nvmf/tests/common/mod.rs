@@ -7,7 +7,7 @@ pub mod script;
 
 pub use engine::MemoryEngine;
 
-use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, crc32c};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, ShortKey, crc32c};
 use octokv_nvmf::{
     Connection, IoRequest, NamespaceInfo, NamespaceKind, ReceiveResult, RequestOperation, RequestOutcome,
     StoreMode, SubsystemConfig, Target,
@@ -412,7 +412,7 @@ impl TestHost {
     pub fn retrieve(&mut self, key: &[u8], limit: u32) -> CommandResponse {
         let id = self.id();
         let mut sqe =
-            kv::KvCommand::Retrieve { key: Key::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
+            kv::KvCommand::Retrieve { key: ShortKey::new(key).unwrap(), limit_bytes: limit }.encode(id, NSID);
         sqe.sgl = Sgl::transport(limit);
         self.run(sqe, &[])
     }
@@ -421,7 +421,7 @@ impl TestHost {
         let id = self.id();
         let mut sqe = Sqe::new(opcode, id);
         sqe.nsid = NSID.0.into();
-        kv::set_key(&mut sqe, key, 0);
+        kv::set_key(&mut sqe, &ShortKey::new(key).unwrap(), 0);
         self.run(sqe, &[])
     }
 
@@ -484,7 +484,7 @@ impl TestHost {
 pub fn store_sqe(id: u16, key: &[u8], value_bytes: usize, sgl: Sgl, options: u8) -> Sqe {
     let mut sqe = Sqe::new(kv::opcode::STORE, id);
     sqe.nsid = NSID.0.into();
-    kv::set_key(&mut sqe, key, options);
+    kv::set_key(&mut sqe, &ShortKey::new(key).unwrap(), options);
     sqe.cdw10 = (value_bytes as u32).into();
     sqe.sgl = sgl;
     sqe

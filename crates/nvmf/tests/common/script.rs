@@ -2,7 +2,7 @@
 
 use super::adversary::{CAPSULE_BYTES_MAX, FuzzConnection, VALUE_BYTES_MAX};
 use super::*;
-use octokv_base::Lba;
+use octokv_base::{Lba, ShortKey};
 use octokv_nvmf::LbaRange;
 use octokv_wire::pdu::flags;
 use octokv_wire::vendor;
@@ -154,7 +154,7 @@ fn kv_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
         0 | 1 => store_sqe(id, key, bytes as usize, Sgl::transport(0), what >> 3 & 3),
         2 => {
             let mut sqe = Sqe::new(kv::opcode::RETRIEVE, id);
-            kv::set_key(&mut sqe, key, 0);
+            kv::set_key(&mut sqe, &ShortKey::new(key).unwrap(), 0);
             (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
             capsule(sink, &sqe, &[]);
             return 1;
@@ -162,7 +162,7 @@ fn kv_command(script: &mut Script<'_>, sink: &mut PduSink<'_>) -> u64 {
         3 => {
             let opcode = [kv::opcode::DELETE, kv::opcode::EXIST, kv::opcode::LIST, kv::opcode::FLUSH];
             let mut sqe = Sqe::new(opcode[usize::from(what >> 3 & 3)], id);
-            kv::set_key(&mut sqe, key, 0);
+            kv::set_key(&mut sqe, &ShortKey::new(key).unwrap(), 0);
             (sqe.nsid, sqe.cdw10, sqe.sgl) = (nsid.0.into(), bytes.into(), Sgl::transport(bytes));
             capsule(sink, &sqe, &[]);
             return 1;
