@@ -21,7 +21,8 @@ const STRIPES_MAX: u64 = 4096;
 /// The memory, shared by the devices of all cores.
 pub struct RamDisk {
     stripes: Box<[Mutex<HugePageBuffer>]>,
-    stripe_bytes: usize,
+    /// Binary logarithm of the size of a stripe in bytes: a request divides by it.
+    stripe_log2: u32,
     geometry: Geometry,
 }
 
@@ -34,7 +35,7 @@ impl RamDisk {
         let blocks = bytes / u64::from(block_bytes);
         let bytes = blocks * u64::from(block_bytes);
         let stripe_bytes_min = bytes.div_ceil(STRIPES_MAX).max(1);
-        let stripe_bytes = stripe_bytes_min.next_multiple_of(STRIPE_BYTES_MIN as u64) as usize;
+        let stripe_bytes = stripe_bytes_min.next_power_of_two().max(STRIPE_BYTES_MIN as u64) as usize;
         let new_stripe = |_| {
             let mut stripe = HugePageBuffer::new(stripe_bytes)?;
             stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
@@ -43,12 +44,22 @@ impl RamDisk {
         let stripes: io::Result<Box<[_]>> =
             (0..bytes.div_ceil(stripe_bytes as u64)).map(new_stripe).collect();
         let geometry = Geometry { block_bytes, blocks, volatile: true };
-        Ok(Arc::new(RamDisk { stripes: stripes?, stripe_bytes, geometry }))
+        Ok(Arc::new(RamDisk { stripes: stripes?, stripe_log2: stripe_bytes.ilog2(), geometry }))
     }
 
     /// The shape of the disk; always volatile.
     pub fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn stripe_bytes(&self) -> usize {
+        1 << self.stripe_log2
+    }
+
+    /// The stripe of a byte, and the byte's offset in it.
+    #[inline]
+    fn locate(&self, offset: u64) -> (usize, usize) {
+        ((offset >> self.stripe_log2) as usize, offset as usize & (self.stripe_bytes() - 1))
     }
 
     /// Calls `each` with each stripe's part of the `len` bytes from byte `offset`, in order, under the stripe's lock.
@@ -61,9 +72,9 @@ impl RamDisk {
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
-            let within = (at % self.stripe_bytes as u64) as usize;
-            let part = (self.stripe_bytes - within).min(len - done);
-            let mut stripe = self.stripes[(at / self.stripe_bytes as u64) as usize].lock();
+            let (stripe, within) = self.locate(at);
+            let part = (self.stripe_bytes() - within).min(len - done);
+            let mut stripe = self.stripes[stripe].lock();
             each(&mut stripe[within..within + part], done..done + part);
             done += part;
         }
@@ -82,21 +93,19 @@ impl MemoryDevice {
     }
 
     fn offset(&self, at: Lba) -> u64 {
-        at.0 * u64::from(self.memory.geometry.block_bytes)
+        at.0 << self.memory.geometry.block_bytes.trailing_zeros()
     }
 
     /// Calls `access` with bytes within one stripe, under its lock. False without a call for others.
     fn access_in_place(&self, at: Lba, bytes: usize, access: impl FnOnce(&mut [u8])) -> bool {
-        let RamDisk { stripes, stripe_bytes, geometry } = &*self.memory;
-        if !geometry.is_valid_range(at, bytes) {
+        if !self.memory.geometry.is_valid_range(at, bytes) {
             return false;
         }
-        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes);
-        let within = (offset % stripe_bytes as u64) as usize;
-        if within + bytes > stripe_bytes {
+        let (stripe, within) = self.memory.locate(self.offset(at));
+        if within + bytes > self.memory.stripe_bytes() {
             return false;
         }
-        let mut stripe = stripes[(offset / stripe_bytes as u64) as usize].lock();
+        let mut stripe = self.memory.stripes[stripe].lock();
         access(&mut stripe[within..within + bytes]);
         true
     }
@@ -104,14 +113,13 @@ impl MemoryDevice {
     /// Prefetches the first [`PREFETCH_BYTES_MAX`] bytes at `at`. Skips a locked stripe and the part in the next stripe: a
     /// hint does not wait.
     fn prefetch_front(&self, at: Lba, blocks: u64, prefetch: impl FnOnce(&mut [u8])) {
-        let RamDisk { stripes, stripe_bytes, geometry } = &*self.memory;
+        let geometry = &self.memory.geometry;
         let bytes = (blocks as usize * geometry.block_bytes as usize).min(PREFETCH_BYTES_MAX);
         if !geometry.is_valid_range(at, bytes) {
             return;
         }
-        let (offset, stripe_bytes) = (self.offset(at), *stripe_bytes as u64);
-        let within = (offset % stripe_bytes) as usize;
-        let stripe = stripes.get((offset / stripe_bytes) as usize).and_then(Mutex::try_lock);
+        let (stripe, within) = self.memory.locate(self.offset(at));
+        let stripe = self.memory.stripes.get(stripe).and_then(Mutex::try_lock);
         if let Some(mut stripe) = stripe {
             let end = (within + bytes).min(stripe.len());
             prefetch(&mut stripe[within..end]);

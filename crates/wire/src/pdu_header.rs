@@ -161,12 +161,18 @@ impl NegotiatedParams {
     }
 
     /// Offset of the data in a sent PDU, in bytes.
+    #[inline]
     pub fn prefix_bytes(&self, kind: PduType) -> usize {
         let digest = if self.header_digest { DIGEST_BYTES } else { 0 };
-        (kind.header_bytes() + digest).next_multiple_of(usize::from(self.send_alignment))
+        match self.send_alignment {
+            // What most hosts ask for, and every header has: no division.
+            4 => kind.header_bytes() + digest,
+            alignment => (kind.header_bytes() + digest).next_multiple_of(usize::from(alignment)),
+        }
     }
 
     /// Length of the data digest of a PDU with `data_bytes` of data, in bytes: 0 without data or digests.
+    #[inline]
     pub fn trailer_bytes(&self, data_bytes: usize) -> usize {
         if self.data_digest && data_bytes > 0 { DIGEST_BYTES } else { 0 }
     }
@@ -189,6 +195,7 @@ pub(crate) fn header_view<T: FromBytes + Immutable + KnownLayout + Unaligned>(by
     T::ref_from_prefix(bytes).expect("a header of its type's length").0
 }
 
+#[inline]
 pub(crate) fn common_header(kind: PduType, flags: u8, data_offset: usize, pdu_bytes: usize) -> CommonHeader {
     CommonHeader {
         pdu_type: kind as u8,
@@ -224,7 +231,7 @@ impl NegotiatedParams {
             out.extend_from_slice(&crc32c(header).to_le_bytes());
             written += DIGEST_BYTES;
         }
-        if data_follows {
+        if data_follows && self.send_alignment != 4 {
             const ZEROS: [u8; 128] = [0; 128];
             out.extend_from_slice(&ZEROS[..self.prefix_bytes(kind) - written]);
         }

@@ -1,7 +1,8 @@
 //! Operations that end at once ([`crate::direct`]), on volatile volumes in memory.
 //!
-//! A reader needs no epoch: it reads a record in place, while nothing writes those bytes, and verifies identity, key and
-//! checksum in them, so that space which was given to another record is noticed. A writer takes no key lock: it changes the
+//! A reader needs no epoch: it reads a record in place, while nothing writes those bytes, and compares identity and
+//! key in the header, so that space which was given to another record is noticed. A record is written in one access, and its
+//! checksums are not verified again: memory is trusted, as its copy in any cache would be. A writer takes no key lock: it changes the
 //! index under the lock of the key's partition, if no writer of the key is under way and the entry is the one that it
 //! verified. A writer with a key lock reads the index after it has the lock; it either sees this change, or is seen here.
 
@@ -56,7 +57,7 @@ impl HashCore {
 
     /// The header of the record in `bytes`, if that is the one the index names and the key's.
     fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
-        let (header, found_key) = UncheckedRecord(bytes).header().ok()?;
+        let (header, found_key) = UncheckedRecord(bytes).unverified_header().ok()?;
         let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key;
         is_own.then_some(header)
     }
@@ -94,7 +95,7 @@ impl HashCore {
         let mut is_received = false;
         self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
             if let Some(header) = self.own_header(bytes, record_ref, key)
-                && let Ok(value) = header.value_range(bytes)
+                && let Ok(value) = header.unverified_value_range(bytes)
             {
                 is_received = receive(&bytes[value]);
             }

@@ -393,7 +393,12 @@ impl HashCore {
         let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
             return Ok(None);
         };
-        let Ok(value) = header.value_range(&buffer) else { return Err(self.corrupt(record_ref)) };
+        // Memory is trusted once it was written, on both ways.
+        let value = match self.volume.volatile {
+            true => header.unverified_value_range(&buffer),
+            false => header.value_range(&buffer),
+        };
+        let Ok(value) = value else { return Err(self.corrupt(record_ref)) };
         let (offset, bytes) = (value.start as u32, value.len() as u32);
         Ok(Some(StoredValue { buffer, offset, bytes, value_bytes: bytes, version: Version::NONE }))
     }

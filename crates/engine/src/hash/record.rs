@@ -124,14 +124,26 @@ impl<'a> UncheckedRecord<'a> {
     /// # Errors
     /// [`RecordError::Malformed`] or [`RecordError::HeaderChecksum`].
     pub fn header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
+        let (header, key) = UncheckedRecord(self.0).unverified_header()?;
+        let (layout, _) = RecordHeaderLayout::ref_from_prefix(self.0).map_err(|_| RecordError::Malformed)?;
+        if crc32c(&self.0[CHECKED_FROM..HEADER_BYTES + key.len()]) != layout.header_crc.get() {
+            return Err(RecordError::HeaderChecksum);
+        }
+        Ok((header, key))
+    }
+
+    /// The header and key, whose checksum is not compared: for bytes that were in memory since it was computed. The bytes need
+    /// not include the value.
+    ///
+    /// # Errors
+    /// [`RecordError::Malformed`].
+    #[inline]
+    pub fn unverified_header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
         let bytes = self.0;
         let (layout, _) = RecordHeaderLayout::ref_from_prefix(bytes).map_err(|_| RecordError::Malformed)?;
         let key_end = HEADER_BYTES + usize::from(layout.key_bytes.get());
         if layout.magic != MAGIC || layout.version != VERSION || key_end > bytes.len() {
             return Err(RecordError::Malformed);
-        }
-        if crc32c(&bytes[CHECKED_FROM..key_end]) != layout.header_crc.get() {
-            return Err(RecordError::HeaderChecksum);
         }
         let identity = RecordId {
             volume_id: layout.volume_id.get(),
@@ -150,15 +162,27 @@ impl<'a> UncheckedRecord<'a> {
 }
 
 impl RecordHeader {
+    /// The range of the value in `bytes`, whose checksum is not compared: for bytes that were in memory since it was computed.
+    ///
+    /// # Errors
+    /// [`RecordError::Malformed`] if the value is not within `bytes`.
+    #[inline]
+    pub fn unverified_value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
+        let offset = LAYOUT.value_offset(self.key_bytes);
+        let range = offset..offset + self.value_bytes;
+        if range.end > bytes.len() {
+            return Err(RecordError::Malformed);
+        }
+        Ok(range)
+    }
+
     /// The range of the value in `bytes`, if its checksum is valid.
     ///
     /// # Errors
     /// [`RecordError::Malformed`] if the value is not within `bytes`, or [`RecordError::ValueChecksum`].
     pub fn value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
-        let offset = LAYOUT.value_offset(self.key_bytes);
-        let range = offset..offset + self.value_bytes;
-        let value = bytes.get(range.clone()).ok_or(RecordError::Malformed)?;
-        if crc32c(value) != self.value_crc && !bug_injection::is_injected(InjectedBug::SkipValueChecksum) {
+        let range = self.unverified_value_range(bytes)?;
+        if crc32c(&bytes[range.clone()]) != self.value_crc && !bug_injection::is_injected(InjectedBug::SkipValueChecksum) {
             return Err(RecordError::ValueChecksum);
         }
         Ok(range)

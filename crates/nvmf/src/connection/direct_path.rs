@@ -54,7 +54,7 @@ enum DirectCommand<'a> {
 impl<'a> DirectCommand<'a> {
     /// A checked command, and what follows its SQE in the capsule. `None` if it takes the long way, as one whose data is not
     /// in the capsule.
-    #[inline]
+    #[inline(always)]
     fn new(checked: &'a CheckedCommand, data: &'a [u8]) -> Option<DirectCommand<'a>> {
         let complete_data = |bytes| match CapsuleData::check(checked.sgl, data, bytes) {
             Ok(CapsuleData::Complete(data)) => Some(data),
@@ -125,6 +125,7 @@ impl Connection {
     }
 
     /// Receives the capsules at the head of the bytes. `None` if there is none that this file handles.
+    #[inline(never)]
     pub(super) fn receive_group<D: DirectBackend>(
         &mut self,
         now: Nanos,
