@@ -29,7 +29,10 @@ use octokv_sched::{
     RoutingDecision, SchedConfig, ServiceTicket, TenantId, TenantQos,
 };
 use slab::Slab;
+use sole_tenant::SoleTenant;
 use std::collections::VecDeque;
+
+mod sole_tenant;
 
 /// The decision's rule for one tenant.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,6 +74,8 @@ pub struct RequestScheduler {
     concurrency_limit: ConcurrencyLimit,
     /// By tenant: whether the fair queue has it.
     in_fair_queue: Box<[bool]>,
+    /// Whose requests the fair queue has had lately.
+    sole_tenant: SoleTenant,
     /// By tenant: its weight and rate limits.
     tenant_limits: Box<[TenantQos]>,
     /// Weights on this core from the last interval, of the tenants that were active in it.
@@ -120,6 +125,7 @@ impl RequestScheduler {
             fair_queue: FairQueue::new(fair_limits),
             concurrency_limit: ConcurrencyLimit::new(config.in_flight),
             in_fair_queue: vec![false; TENANTS_MAX as usize].into(),
+            sole_tenant: SoleTenant::default(),
             tenant_limits: vec![config.default_qos; TENANTS_MAX as usize].into(),
             weights: Vec::new(),
             tickets: Slab::new(),
@@ -191,6 +197,41 @@ impl RequestScheduler {
         self.is_passthrough
     }
 
+    /// Whether requests of a tenant may be executed as they are received: the policy has nothing to do for them. Under the
+    /// fair queue, of a tenant that is alone on this core; [`RequestScheduler::charge_direct`] follows.
+    #[inline]
+    pub fn may_execute_directly(&self, tenant: TenantId, now: Nanos) -> bool {
+        match self.action {
+            PolicyAction::Nothing => true,
+            PolicyAction::Fair => {
+                self.in_fair_queue[tenant.0 as usize]
+                    && self.sole_tenant.is_alone(tenant, now)
+                    && self.fair_queue.may_bypass(tenant)
+            }
+            PolicyAction::Balance(_) | PolicyAction::Inter | PolicyAction::Intra | PolicyAction::Hybrid => {
+                let rule = self.rules[tenant.0 as usize];
+                !rule.may_offload && rule.requeues == 0
+            }
+        }
+    }
+
+    /// Charges a tenant for requests that were executed as they were received, with so many bytes of data.
+    #[inline]
+    pub fn charge_direct(
+        &mut self,
+        tenant: TenantId,
+        requests: u64,
+        bytes: u64,
+        metrics: &MetricsWriter,
+        now: Nanos,
+    ) {
+        if self.action == PolicyAction::Fair && requests > 0 {
+            self.sole_tenant.record(tenant, now);
+            let cost = Cost { ns: estimate_cost(bytes).ns + (requests - 1) * estimate_cost(0).ns, bytes };
+            metrics.record_charged(tenant, self.fair_queue.charge_bypassed(tenant, cost, now));
+        }
+    }
+
     /// Where a request of this core's connections runs, if its key has no owner core.
     pub fn route(&mut self, request: &PendingRequest) -> RoutingDecision {
         if !self.rules[request.tenant.0 as usize].may_offload {
@@ -240,6 +281,7 @@ impl RequestScheduler {
         now: Nanos,
     ) {
         let tenant = request.tenant;
+        self.sole_tenant.record(tenant, now);
         let cost = estimate_cost(match &request.operation {
             RequestOperation::Store { value_bytes, .. } => u64::from(*value_bytes),
             RequestOperation::Write { data, .. } | RequestOperation::Compare { data, .. } => {
@@ -361,6 +403,7 @@ impl RequestScheduler {
         self.overflow.drain(..).for_each(|request| queue.push(request));
         self.overflow_count.fill(0);
         self.queued_bytes.fill(0);
+        self.sole_tenant = SoleTenant::default();
     }
 
     /// Whether to stop receiving from a tenant: too many of its requests or buffers are queued.

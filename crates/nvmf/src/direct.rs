@@ -75,8 +75,8 @@ pub trait DirectBackend {
         range: LbaRange,
         receive: &mut ReceiveData<'_>,
     ) -> Option<()>;
-    /// `commands` commands of the group were completed.
-    fn end_execution(&mut self, commands: usize);
+    /// `commands` commands of the group were completed, with `bytes` bytes of data to or from the host.
+    fn end_execution(&mut self, commands: usize, bytes: u64);
 }
 
 /// Every command takes the long way.
@@ -112,5 +112,5 @@ impl DirectBackend for LongWay {
     fn read_blocks(&mut self, _: NamespaceId, _: LbaRange, _: &mut ReceiveData<'_>) -> Option<()> {
         None
     }
-    fn end_execution(&mut self, _: usize) {}
+    fn end_execution(&mut self, _: usize, _: u64) {}
 }

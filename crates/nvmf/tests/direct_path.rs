@@ -108,7 +108,7 @@ impl DirectBackend for DirectEngine<'_> {
             other => panic!("{other:?}"),
         }
     }
-    fn end_execution(&mut self, commands: usize) {
+    fn end_execution(&mut self, commands: usize, _: u64) {
         *self.at_once += commands as u64;
     }
 }

@@ -310,6 +310,40 @@ impl<T> FairQueue<T> {
         Some(self.begin(tenant.0, cost, now))
     }
 
+    /// Whether the requests of a tenant may pass by the queue now, and be charged afterwards: nothing waits, and the tenant has
+    /// no rate limits.
+    ///
+    /// # Panics
+    /// If the tenant does not exist.
+    #[inline]
+    pub fn may_bypass(&self, tenant: TenantId) -> bool {
+        let entry = &self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} does not exist");
+        self.waiting() == 0 && entry.operations_limit.is_none() && entry.bytes_limit.is_none()
+    }
+
+    /// Charges a tenant for requests that passed by the queue, as one, and gives what was charged, in nanoseconds.
+    ///
+    /// # Panics
+    /// If the tenant does not exist.
+    pub fn charge_bypassed(&mut self, tenant: TenantId, cost: Cost, now: Nanos) -> u64 {
+        let virtual_time = self.virtual_time;
+        let entry = &mut self.tenants[tenant.0 as usize];
+        assert!(entry.is_registered, "{tenant} does not exist");
+        if entry.state == QueueState::Idle {
+            entry.start_tag = entry.finish_tag.max(virtual_time);
+            let ticket = self.begin(tenant.0, cost, now);
+            let charged_ns = ticket.cost_ns();
+            self.complete(ticket, None);
+            charged_ns
+        } else {
+            // Requests of the tenant have come into the queue since: the first of them pays.
+            let ns = clamp_cost_ns(cost.ns);
+            entry.tag_correction += tag_increment(ns, entry.weight);
+            ns
+        }
+    }
+
     /// Appends a request to its tenant's queue.
     ///
     /// # Errors

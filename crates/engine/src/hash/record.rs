@@ -182,7 +182,9 @@ impl RecordHeader {
     /// [`RecordError::Malformed`] if the value is not within `bytes`, or [`RecordError::ValueChecksum`].
     pub fn value_range(&self, bytes: &[u8]) -> Result<std::ops::Range<usize>, RecordError> {
         let range = self.unverified_value_range(bytes)?;
-        if crc32c(&bytes[range.clone()]) != self.value_crc && !bug_injection::is_injected(InjectedBug::SkipValueChecksum) {
+        if crc32c(&bytes[range.clone()]) != self.value_crc
+            && !bug_injection::is_injected(InjectedBug::SkipValueChecksum)
+        {
             return Err(RecordError::ValueChecksum);
         }
         Ok(range)

@@ -35,6 +35,8 @@ pub(super) struct GroupAccounting<'a> {
     pub now: Nanos,
     /// Time of the groups so far, for the budget of the connection.
     pub time: &'a Cell<Nanos>,
+    /// Commands of the groups so far, and bytes of their data.
+    pub executed: &'a Cell<(u64, u64)>,
 }
 
 impl GroupAccounting<'_> {
@@ -43,9 +45,11 @@ impl GroupAccounting<'_> {
         self.end_stage(Stage::Target);
     }
 
-    /// Ends the stage in which `commands` commands of a group were executed and answered.
-    pub fn end_group(&self, commands: usize) {
+    /// Ends the stage in which `commands` commands of a group, with `bytes` bytes of data, were executed and answered.
+    pub fn end_group(&self, commands: usize, bytes: u64) {
         if commands > 0 {
+            let (commands_before, bytes_before) = self.executed.get();
+            self.executed.set((commands_before + commands as u64, bytes_before + bytes));
             self.accounting.advance_simulated(commands);
             let metrics = &self.accounting.metrics;
             let count = commands as u64;

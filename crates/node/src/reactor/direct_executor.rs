@@ -133,7 +133,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
         }
     }
 
-    fn end_execution(&mut self, commands: usize) {
-        self.accounting.end_group(commands);
+    fn end_execution(&mut self, commands: usize, bytes: u64) {
+        self.accounting.end_group(commands, bytes);
     }
 }

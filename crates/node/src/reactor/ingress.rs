@@ -94,7 +94,6 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
         let share = self.budget.share(self.connections.active_count);
         let Reactor { sockets, receive_buffer, pool, connections, requests, .. } = self;
         let Reactor { links, accounting, parsed, budget, namespaces, .. } = self;
-        let is_direct = requests.scheduler.is_passthrough();
         let Connections { slots, receive_queue, received_from, .. } = connections;
         let core = links.core();
         // Time before this belongs to no connection.
@@ -103,8 +102,10 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
             let Some(io) = &mut slots[index as usize] else { continue };
             let mut connection_time = Nanos::ZERO;
             let tenant = io.resolve_tenant(accounting.monitor.tenants());
-            let group_time = Cell::new(Nanos::ZERO);
-            let group_accounting = GroupAccounting { accounting, tenant, now, time: &group_time };
+            let (group_time, executed) = (Cell::new(Nanos::ZERO), Cell::new((0, 0)));
+            let group_accounting =
+                GroupAccounting { accounting, tenant, now, time: &group_time, executed: &executed };
+            let is_direct = requests.scheduler.may_execute_directly(tenant, now);
             let mut direct = DirectExecutor::new(namespaces, group_accounting, is_direct);
             let execute = |connection: &mut Connection, parsed: &mut Vec<IoRequest>| {
                 let ingress_time = accounting.end_ingress(parsed.len(), true);
@@ -135,6 +136,8 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
                 }
             };
             let received = io.receive(now, sockets, receive_buffer, pool, &mut direct, execute, parsed);
+            let (commands, bytes) = executed.get();
+            requests.scheduler.charge_direct(tenant, commands, bytes, &accounting.metrics, now);
             connection_time = connection_time.since(std::mem::take(&mut time_before));
             if let Some(bytes) = received {
                 accounting.metrics.add_bytes(tenant, bytes);

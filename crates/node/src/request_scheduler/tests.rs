@@ -285,3 +285,60 @@ fn a_core_with_queued_requests_wakes_soon_when_none_completes() {
     core.enqueue(request(1, SPARSE, RequestOperation::Flush));
     assert!(core.scheduler.next_deadline(NOW) <= NOW + Nanos::from_millis(5));
 }
+
+/// At millisecond `at` of the fair policy: whether each tenant's requests may be executed as they arrive.
+fn may_be_direct(core: &SchedulerFixture, at: u64) -> [bool; 2] {
+    [DENSE, SPARSE].map(|tenant| core.scheduler.may_execute_directly(tenant, NOW + Nanos::from_millis(at)))
+}
+
+#[test]
+fn a_policy_with_nothing_to_do_for_a_tenant_lets_its_requests_execute_directly() {
+    let mut core = SchedulerFixture::new();
+    assert_eq!(may_be_direct(&core, 0), [true, true]);
+    core.apply_action(PolicyAction::Intra, 32);
+    assert_eq!(may_be_direct(&core, 0), [false, true], "requests of the dense tenant are requeued");
+    let mut report = interval_report(PolicyAction::Inter, 32);
+    report.decision.tenants[0].requeues = 0;
+    report.decision.tenants[1].migrates = true;
+    core.scheduler.apply_decision(&report, &mut core.queue, NOW);
+    assert_eq!(may_be_direct(&core, 0), [true, false], "and those of the other may migrate");
+}
+
+#[test]
+fn under_the_fair_queue_a_tenant_alone_executes_directly_and_is_charged() {
+    let mut core = SchedulerFixture::new();
+    core.apply_action(PolicyAction::Fair, 2);
+    assert_eq!(may_be_direct(&core, 100), [false, false], "no request yet");
+    let enqueue = |core: &mut SchedulerFixture, request: PendingRequest, at: u64| {
+        let now = NOW + Nanos::from_millis(at);
+        core.scheduler.enqueue(request, &mut core.queue, &core.metrics, now);
+    };
+    enqueue(&mut core, store(0, DENSE), 0);
+    let first = core.queue.pop().expect("it started");
+    assert_eq!(may_be_direct(&core, 9), [false, false]);
+    assert_eq!(may_be_direct(&core, 10), [true, false]);
+    core.scheduler.on_complete(first.ticket_id, &RequestOutcome::Stored);
+    // 5 requests of 1 µs and 8,000 bytes of 0.25 ns.
+    let charged =
+        |core: &SchedulerFixture| core.shared_metrics().snapshot().tenants[DENSE.0 as usize].charged.0;
+    let before = charged(&core);
+    let at = NOW + Nanos::from_millis(11);
+    core.scheduler.charge_direct(DENSE, 5, 8_000, &core.metrics, at);
+    assert_eq!(charged(&core) - before, 7_000);
+    core.scheduler.charge_direct(DENSE, 0, 0, &core.metrics, at);
+    assert_eq!(charged(&core) - before, 7_000, "a slice without such requests");
+    assert_eq!(may_be_direct(&core, 20), [true, false]);
+    // Another tenant comes: both wait their turn until one is alone again.
+    enqueue(&mut core, store(1, SPARSE), 20);
+    assert_eq!(may_be_direct(&core, 29), [false, false]);
+    enqueue(&mut core, store(2, DENSE), 29);
+    assert_eq!(may_be_direct(&core, 38), [false, false]);
+    assert_eq!(may_be_direct(&core, 39), [true, false]);
+    // One waits: two are in flight.
+    enqueue(&mut core, store(3, DENSE), 39);
+    assert_eq!(may_be_direct(&core, 60), [false, false]);
+    // Another policy forgets.
+    core.apply_action(PolicyAction::Nothing, 2);
+    core.apply_action(PolicyAction::Fair, 2);
+    assert_eq!(may_be_direct(&core, 60), [false, false]);
+}

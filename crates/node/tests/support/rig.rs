@@ -377,6 +377,15 @@ impl ReactorRig {
         }
     }
 
+    /// Lets `time` pass without requests.
+    pub fn pass_time(&mut self, time: Nanos) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now = self.now + ITERATION;
+            self.core.run_iteration(self.now);
+        }
+    }
+
     /// Connects one more host and returns the index of its connection. The node's responses to it are discarded.
     pub fn add_host(&mut self) -> usize {
         let config =

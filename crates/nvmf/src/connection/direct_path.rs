@@ -164,16 +164,17 @@ impl Connection {
             }
         }
         direct.begin_execution();
-        let (mut consumed_bytes, mut completed) = (0, 0);
+        let (mut consumed_bytes, mut completed, mut data_bytes) = (0, 0, 0);
         let mut stalled = None;
         let unsent_bytes_max = self.unsent_bytes_max(pool);
         for GroupedCommand { capsule, checked, target } in &group {
             // What may not begin now, the long way delays or refuses.
             if self.unsent_bytes() <= unsent_bytes_max
                 && self.slots.may_take(capsule.sqe.command_id())
-                && self.complete_at_once(capsule, checked, target, pool, direct)
+                && let Some(bytes) = self.complete_at_once(capsule, checked, target, pool, direct)
             {
                 completed += 1;
+                data_bytes += bytes as u64;
                 consumed_bytes += capsule.pdu_bytes();
                 continue;
             }
@@ -191,7 +192,7 @@ impl Connection {
                 }
             }
         }
-        direct.end_execution(completed);
+        direct.end_execution(completed, data_bytes);
         Some(match stalled {
             // What is consumed counts first; the next step finds the stalled command at the head.
             Some(stall) if consumed_bytes == 0 => ReceiveStep::Stalled(stall),
@@ -199,7 +200,8 @@ impl Connection {
         })
     }
 
-    /// Executes and completes a command, if it need not wait. False if it has to take the long way.
+    /// Executes and completes a command, if it need not wait. Gives the bytes of its data; `None` if it has to take the long
+    /// way.
     #[inline]
     fn complete_at_once<D: DirectBackend>(
         &mut self,
@@ -208,8 +210,8 @@ impl Connection {
         target: &DirectTarget<D::Lookup>,
         pool: &BufferPool,
         direct: &mut D,
-    ) -> bool {
-        let Ok(checked) = checked else { return false };
+    ) -> Option<usize> {
+        let Ok(checked) = checked else { return None };
         let (command_id, namespace) = (capsule.sqe.command_id(), checked.namespace);
         match (DirectCommand::new(checked, capsule.data), target) {
             (Some(DirectCommand::Retrieve { key, limit_bytes }), DirectTarget::Key(lookup)) => {
@@ -221,9 +223,7 @@ impl Connection {
                     let dw0 = io_commands::data_dw0(in_flight, value.len());
                     writer.write_data_and_success(command_id, sent, dw0, pool)
                 };
-                let Some(exists) = direct.retrieve(namespace, key, lookup, &mut receive) else {
-                    return false;
-                };
+                let exists = direct.retrieve(namespace, key, lookup, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Retrieve);
                 match exists {
                     true => self.counters.count_sent_data(in_flight, sent_bytes),
@@ -231,17 +231,20 @@ impl Connection {
                         self.complete_command(command_id, namespace, in_flight, RequestOutcome::NotFound);
                     }
                 }
+                Some(sent_bytes)
             }
             (Some(DirectCommand::Execute { key, operation, in_flight }), DirectTarget::Key(lookup)) => {
-                let Some(outcome) = direct.execute(namespace, key, lookup, operation) else { return false };
-                self.counters.count_operation(match operation {
+                let outcome = direct.execute(namespace, key, lookup, operation)?;
+                let (counted, bytes) = match operation {
                     DirectOperation::Store { value, .. } => {
-                        CountedOperation::Store { value_bytes: value.len() as u32 }
+                        (CountedOperation::Store { value_bytes: value.len() as u32 }, value.len())
                     }
-                    DirectOperation::Delete => CountedOperation::Delete,
-                    DirectOperation::Exist => CountedOperation::Exist,
-                });
+                    DirectOperation::Delete => (CountedOperation::Delete, 0),
+                    DirectOperation::Exist => (CountedOperation::Exist, 0),
+                };
+                self.counters.count_operation(counted);
                 self.complete_command(command_id, namespace, in_flight, outcome);
+                Some(bytes)
             }
             (Some(DirectCommand::Read { range, bytes }), DirectTarget::Blocks) => {
                 let in_flight = InFlight::Blocks(BlockOp::Read { lba: range.lba, bytes });
@@ -250,15 +253,13 @@ impl Connection {
                     let dw0 = io_commands::data_dw0(in_flight, blocks.len());
                     writer.write_data_and_success(command_id, blocks, dw0, pool)
                 };
-                if direct.read_blocks(namespace, range, &mut receive).is_none() {
-                    return false;
-                }
+                direct.read_blocks(namespace, range, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Read);
                 self.counters.count_sent_data(in_flight, bytes as usize);
+                Some(bytes as usize)
             }
-            _ => return false,
+            _ => None,
         }
-        true
     }
 }
 

@@ -464,3 +464,44 @@ fn extreme_costs_and_weights_do_not_overflow() {
 mod gps_tests;
 #[path = "random_tests.rs"]
 mod random_tests;
+
+#[test]
+fn work_that_passed_by_the_queue_counts_for_the_order_of_what_follows() {
+    // While one request of the other is in flight, virtual time stands still.
+    let mut queue = weighted(2, &[1, 1]);
+    let other = queue.try_begin(TenantId(1), cost(10), Nanos::ZERO).unwrap();
+    assert!(queue.may_bypass(TenantId(0)));
+    assert_eq!(queue.charge_bypassed(TenantId(0), cost(25), Nanos::ZERO), 25);
+    for request in 0..4 {
+        queue.enqueue(TenantId(0), cost(10), request, Nanos::ZERO).unwrap();
+        queue.enqueue(TenantId(1), cost(10), request, Nanos::ZERO).unwrap();
+    }
+    assert!(!queue.may_bypass(TenantId(0)), "requests wait");
+    let order: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+    // The other's tags are 10, 20, 30, 40, and its own 25, 35, 45, 55.
+    assert_eq!(order, [1, 1, 0, 1, 0, 1, 0, 0]);
+    queue.complete(other, None);
+    // A tenant whose requests wait by now pays with its first one.
+    queue.enqueue(TenantId(0), cost(10), 0, Nanos::ZERO).unwrap();
+    assert_eq!(queue.charge_bypassed(TenantId(0), cost(15), Nanos::ZERO), 15);
+    queue.enqueue(TenantId(0), cost(10), 1, Nanos::ZERO).unwrap();
+    for request in 0..3 {
+        queue.enqueue(TenantId(1), cost(10), request, Nanos::ZERO).unwrap();
+    }
+    let order: Vec<u32> = std::iter::from_fn(|| serve(&mut queue, 0)).collect();
+    assert_eq!(order, [0, 1, 1, 1, 0], "tags 0 and 25, beside 0, 10 and 20");
+    assert_eq!(queue.charge_bypassed(TenantId(0), cost(0), Nanos::ZERO), 1, "nothing is for nothing");
+}
+
+#[test]
+fn a_tenant_with_rate_limits_does_not_pass_by_the_queue() {
+    let mut queue = queue(2);
+    let limits = [
+        TenantQos { operations_per_s: Some(100), ..TenantQos::default() },
+        TenantQos { bytes_per_s: Some(1 << 20), ..TenantQos::default() },
+    ];
+    for (tenant, qos) in (0..).zip(limits) {
+        queue.add_tenant(TenantId(tenant), &qos, Nanos::ZERO);
+        assert!(!queue.may_bypass(TenantId(tenant)));
+    }
+}
