@@ -235,6 +235,12 @@ impl Engine for AnyEngine {
     }
 
     #[inline]
+    fn may_end_at_once(&self) -> bool {
+        match self {
+            AnyEngine::Hash(engine) => engine.may_end_at_once(),
+        }
+    }
+    #[inline]
     fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         match self {
             AnyEngine::Hash(engine) => engine.begin_lookup(key),

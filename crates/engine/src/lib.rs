@@ -191,6 +191,10 @@ pub trait Engine {
     fn has_owner_cores(&self) -> bool {
         Key::new(&[]).is_some_and(|key| self.owner_core(&key).is_some())
     }
+    /// Whether [`Engine::begin_lookup`] may begin any lookup.
+    fn may_end_at_once(&self) -> bool {
+        false
+    }
     /// Begins the lookup of a key for the operations that end at once ([`direct`]); `None` if this engine has none for it.
     fn begin_lookup(&self, _key: &[u8]) -> Option<KeyLookup> {
         None

@@ -44,6 +44,8 @@ pub trait DirectBackend {
 
     /// Whether commands may be executed at once now: nothing has to schedule them.
     fn is_open(&self) -> bool;
+    /// Whether some commands of a namespace may be executed at once.
+    fn serves(&mut self, namespace: NamespaceId) -> bool;
     /// Begins the lookup of a key; `None` if commands on keys of this namespace take the long way.
     fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<Self::Lookup>;
     /// Advances a lookup.
@@ -87,6 +89,9 @@ impl DirectBackend for LongWay {
     type Lookup = ();
 
     fn is_open(&self) -> bool {
+        false
+    }
+    fn serves(&mut self, _: NamespaceId) -> bool {
         false
     }
     fn begin_lookup(&mut self, _: NamespaceId, _: &[u8]) -> Option<()> {

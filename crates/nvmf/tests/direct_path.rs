@@ -39,6 +39,9 @@ impl DirectBackend for DirectEngine<'_> {
     fn is_open(&self) -> bool {
         true
     }
+    fn serves(&mut self, namespace: NamespaceId) -> bool {
+        [NSID, BLOCKS].contains(&namespace)
+    }
     fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<u64> {
         assert_eq!(namespace, NSID);
         (way_of(key) != 3).then_some(u64::from(key[0]))

@@ -276,10 +276,7 @@ impl BitmapPartition {
         );
         // The run may join free units before it: floors drop to the start of the joined run. If that part is as long as
         // any length with a floor, every floor is at or below its start already.
-        let mut start = at;
-        while start > 0 && at - start < FLOOR_LENGTHS as u64 && self.is_free(start - 1) {
-            start -= 1;
-        }
+        let start = at - self.free_before(at);
         if at - start < FLOOR_LENGTHS as u64 {
             // The floors of longer runs remain: none begins here.
             for length in set_bit_indexes(
@@ -290,8 +287,18 @@ impl BitmapPartition {
         }
     }
 
-    fn is_free(&self, unit: u64) -> bool {
-        self.words[(unit / 64) as usize] >> (unit % 64) & 1 == 1
+    /// The number of free units directly before `at`, at least [`FLOOR_LENGTHS`] if there are more.
+    fn free_before(&self, at: u64) -> u64 {
+        let (word, shift) = ((at / 64) as usize, at % 64);
+        let within = match shift {
+            0 => 0,
+            _ => u64::from((self.words[word] << (64 - shift)).leading_ones()),
+        };
+        // The shift fills with zeros: no more than `shift` units count here.
+        match word.checked_sub(1) {
+            Some(before) if within == shift => within + u64::from(self.words[before].leading_ones()),
+            _ => within,
+        }
     }
 
     fn mark_used(&mut self, at: u64, units: u64) -> bool {

@@ -23,10 +23,16 @@ enum OwnRecord {
 }
 
 impl HashCore {
+    /// Whether operations on this volume need not wait for a device or another core.
+    #[inline]
+    pub(super) fn may_end_at_once(&self) -> bool {
+        self.volume.volatile && !self.volume.has_owner_cores()
+    }
+
     /// Begins the lookup of a key; `None` if operations on this volume wait for a device.
     #[inline]
     pub(super) fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
-        if !self.volume.volatile || self.volume.has_owner_cores() {
+        if !self.may_end_at_once() {
             return None;
         }
         let hash = self.volume.hash_bytes(key);

@@ -144,6 +144,10 @@ impl Engine for HashEngine {
     }
 
     #[inline]
+    fn may_end_at_once(&self) -> bool {
+        self.core.may_end_at_once()
+    }
+    #[inline]
     fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         self.core.begin_lookup(key)
     }

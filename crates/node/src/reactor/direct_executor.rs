@@ -58,6 +58,15 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
+    fn serves(&mut self, namespace: NamespaceId) -> bool {
+        match self.backend(namespace) {
+            Some(NamespaceBackend::Kv(kv_backend)) => kv_backend.engine.may_end_at_once(),
+            Some(NamespaceBackend::Block(block_backend)) => block_backend.device.geometry().volatile,
+            None => false,
+        }
+    }
+
+    #[inline]
     fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<KeyLookup> {
         self.engine(namespace)?.begin_lookup(key)
     }

@@ -134,6 +134,10 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
         direct: &mut D,
     ) -> Option<ReceiveStep> {
+        let first = PlainCapsule::recognize(bytes, self.in_capsule_bytes_max())?;
+        if !direct.serves(first.sqe.namespace()) {
+            return None;
+        }
         let mut group = SmallVec::<[GroupedCommand<'_, D::Lookup>; GROUP_COMMANDS_MAX]>::new();
         self.target.namespace_directory.refresh(&mut self.namespaces);
         let data_bytes_max = self.in_capsule_bytes_max();
