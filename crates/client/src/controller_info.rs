@@ -146,13 +146,21 @@ impl ControllerInfo {
         Ok(())
     }
 
-    pub(crate) fn apply_kv_namespace_page(&mut self, page: &identify::IdentifyKvNamespace) {
-        self.blocks = None;
+    pub(crate) fn apply_kv_namespace_page(
+        &mut self,
+        page: &identify::IdentifyKvNamespace,
+    ) -> Result<(), ConnectionError> {
         let format = page.kv_formats[usize::from(page.format & 0xf)];
+        if format.key_bytes_max.get() == 0 {
+            // A page of zeros, as for a block namespace: deleted after the previous step.
+            return Err(ConnectionError::NamespaceNotFound);
+        }
+        self.blocks = None;
         self.kv_key_bytes_max = format.key_bytes_max.get();
         self.kv_value_bytes_max = format.value_bytes_max.get();
         self.size_bytes = page.size_bytes.get();
         self.used_bytes = page.used_bytes.get();
+        Ok(())
     }
 
     /// Whether the vendor commands with long keys are usable. Their keys are in-capsule data.

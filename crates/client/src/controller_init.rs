@@ -215,7 +215,7 @@ pub fn next_step(
             }
         }
         InitStep::KvNamespace => {
-            info.apply_kv_namespace_page(identify::decode_page(data).ok_or(truncated)?);
+            info.apply_kv_namespace_page(identify::decode_page(data).ok_or(truncated)?)?;
             step_after_namespace(info)
         }
         InitStep::BlockNamespace => {
@@ -362,6 +362,7 @@ mod tests {
                 &[],
                 ConnectionError::UnsupportedCommandSet,
             ),
+            (InitStep::KvNamespace, success(0, 0), &nothing, ConnectionError::NamespaceNotFound),
             (InitStep::BlockNamespace, success(0, 0), &nothing, ConnectionError::NamespaceNotFound),
             (InitStep::BlockNamespace, success(0, 0), &odd, ConnectionError::UnsupportedBlockFormat),
             (
