@@ -40,6 +40,8 @@ const NODE: NodePlan = NodePlan {
     device_depth: 128,
     requests_max: 256,
     has_owner_cores: false,
+    is_in_memory: false,
+    has_parallel_core: false,
     queue_depth: 256,
     in_capsule_bytes: 4096,
     max_h2c_data: 512 << 10,
@@ -104,13 +106,8 @@ impl ServedNode {
         let mut history = History::new((0..LOAD.keys).map(key_of).filter(|key| key.len() <= 16).collect());
         history.node_is_up = true;
         let load = KvLoad { keys: history.keys().len() as u64, ..LOAD };
-        let workload = Rc::new(RefCell::new(KvWorkload {
-            histories: vec![history],
-            load,
-            progress,
-            faults: vec![faults],
-            keeps_connections: false,
-        }));
+        let workload = KvWorkload { progress, ..KvWorkload::new(vec![history], load, vec![faults]) };
+        let workload = Rc::new(RefCell::new(workload));
         let hosts: Vec<ClientHost> = (0..CLIENT_HOSTS).map(|_| ClientHost::new(sim, HOST)).collect();
         for host in &hosts {
             let handle = handle_without_devices(sim, host.id);

@@ -27,6 +27,9 @@ struct ActiveFaults {
     slow_one_in: Option<(u64, Nanos)>,
     reads_failed: u64,
     operations_failed: u64,
+    in_place: u64,
+    /// What another core does before and after accesses in place.
+    interference: Option<Rc<dyn Fn()>>,
 }
 
 /// Active faults of a disk; clones share one state.
@@ -44,6 +47,8 @@ impl DiskFaults {
             slow_one_in: None,
             reads_failed: 0,
             operations_failed: 0,
+            in_place: 0,
+            interference: None,
         };
         DiskFaults(Rc::new(RefCell::new(active)))
     }
@@ -90,6 +95,34 @@ impl DiskFaults {
         self.0.borrow().operations_failed
     }
 
+    /// Accesses in place so far.
+    pub fn in_place(&self) -> u64 {
+        self.0.borrow().in_place
+    }
+
+    /// Sets what another core does before and after some accesses in place. REQUIRES: it does not access this device.
+    pub fn set_interference(&self, interference: Option<Rc<dyn Fn()>>) {
+        self.0.borrow_mut().interference = interference;
+    }
+
+    /// Counts an access in place, which happens or not, and lets another core act before and after it.
+    fn in_place_access(&self, access: impl FnOnce() -> bool) -> bool {
+        self.interfere();
+        let is_done = access();
+        self.0.borrow_mut().in_place += u64::from(is_done);
+        self.interfere();
+        is_done
+    }
+
+    fn interfere(&self) {
+        let mut active = self.0.borrow_mut();
+        if active.interference.is_some() && active.random.one_in(8) {
+            let interference = active.interference.clone();
+            drop(active);
+            interference.iter().for_each(|act| act());
+        }
+    }
+
     /// `None` if the next operation succeeds; otherwise whether the inner device executes it before the error.
     fn draw_failure(&self, rate: impl Fn(&FailureRates) -> u64) -> Option<bool> {
         let mut active = self.0.borrow_mut();
@@ -125,9 +158,18 @@ impl FaultyDisk {
         FaultyDisk { inner: beneath, faults, handle }
     }
 
-    fn with_delay(&self, pending: DeviceFuture) -> DeviceFuture {
-        let Some(span) = self.faults.draw_delay() else { return pending };
+    /// Starts an operation and may delay its end, or in memory its beginning.
+    fn with_delay(&self, start: impl FnOnce(&dyn Device) -> DeviceFuture + 'static) -> DeviceFuture {
+        let Some(span) = self.faults.draw_delay() else { return start(&*self.inner) };
         let handle = self.handle.clone();
+        if self.inner.geometry().volatile && self.faults.0.borrow_mut().random.one_in(2) {
+            let inner = Rc::clone(&self.inner);
+            return DeviceFuture::boxed(async move {
+                handle.sleep(span).await;
+                start(&*inner).await
+            });
+        }
+        let pending = start(&*self.inner);
         DeviceFuture::boxed(async move {
             let done = pending.await;
             handle.sleep(span).await;
@@ -162,22 +204,38 @@ impl Device for FaultyDisk {
             self.faults.0.borrow_mut().reads_failed += 1;
             return fail_now(Some(buffer));
         }
-        self.with_delay(self.inner.read(at, buffer))
+        self.with_delay(move |inner| inner.read(at, buffer))
     }
 
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         match self.faults.draw_failure(|rates| rates.writes) {
             Some(false) => fail_now(Some(buffer)),
             Some(true) => fail_after(self.inner.write(at, buffer)),
-            None => self.with_delay(self.inner.write(at, buffer)),
+            None => self.with_delay(move |inner| inner.write(at, buffer)),
         }
+    }
+
+    fn prefetch_write(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_write(at, blocks);
+    }
+
+    fn prefetch_read(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_read(at, blocks);
+    }
+
+    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+        self.faults.in_place_access(|| self.inner.read_in_place(at, bytes, read))
+    }
+
+    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.faults.in_place_access(|| self.inner.write_in_place(at, bytes, write))
     }
 
     fn flush(&self) -> DeviceFuture {
         match self.faults.draw_failure(|rates| rates.flushes) {
             Some(false) => fail_now(None),
             Some(true) => fail_after(self.inner.flush()),
-            None => self.with_delay(self.inner.flush()),
+            None => self.with_delay(|inner| inner.flush()),
         }
     }
 

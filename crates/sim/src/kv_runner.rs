@@ -11,12 +11,13 @@ use crate::draw::between;
 use crate::history::History;
 use crate::kv_workload::KvWorkload;
 use crate::node_under_test::{AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult};
+use crate::operator::Operator;
+use crate::parallel_core::ParallelCore;
 use crate::power_loss::{crash_survivors, matches_any};
-use crate::progress::LoadProgress;
 use crate::runner::{ScenarioRunner, Simulation, run};
 use crate::scenario::KvScenarioPlan;
 use crate::stats::ScenarioStats;
-use octokv_base::{Key, Nanos};
+use octokv_base::{Key, NamespaceId, Nanos};
 use octokv_engine::Durability;
 use octokv_engine::Volume;
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
@@ -31,6 +32,8 @@ const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 struct KvRunner {
     simulation: Simulation<Vec<KvNodeUnderTest>, KvWorkload>,
     disks: Vec<DiskState>,
+    /// Reconfigures the first node.
+    operator: Option<Operator>,
 }
 
 /// What the runner knows of a node's disk.
@@ -53,7 +56,7 @@ struct DiskState {
 pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
     let is_key_used = |key: &Key| plan.load.long_keys || key.len() <= 16;
     let keys: Vec<Key> = (0..).map(key_of).filter(is_key_used).take(plan.load.keys as usize).collect();
-    let simulation = Simulation::begin(
+    let mut simulation = Simulation::begin(
         plan.seed ^ 0x0c70,
         plan.iteration_cost,
         plan.link,
@@ -63,19 +66,26 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
             let nodes = plan.nodes.iter().zip(faults);
             nodes.map(|(node, faults)| KvNodeUnderTest::new(sim, *node, faults.clone())).collect::<Vec<_>>()
         },
-        |faults| KvWorkload {
-            histories: (0..plan.nodes.len()).map(|node| History::of_node(keys.clone(), node)).collect(),
-            load: plan.load,
-            progress: LoadProgress::default(),
-            faults: faults.to_vec(),
-            keeps_connections: plan.keeps_connections,
+        |faults| {
+            let histories = (0..plan.nodes.len()).map(|node| History::of_node(keys.clone(), node));
+            KvWorkload {
+                keeps_connections: plan.keeps_connections,
+                has_operator: plan.operator_interval.is_some(),
+                ..KvWorkload::new(histories.collect(), plan.load, faults.to_vec())
+            }
         },
     );
     let nodes = simulation.node.iter().map(|node| node.sim_node.host);
     let hosts: Vec<_> = nodes.chain(simulation.hosts.iter().map(|host| host.id)).collect();
     hosts.iter().zip(&plan.clocks).for_each(|(host, clock)| simulation.sim.set_clock(*host, *clock));
     let disks = plan.nodes.iter().map(|_| DiskState::default()).collect();
-    run(KvRunner { simulation, disks }, &plan.phases)
+    let operator = plan.operator_interval.map(|interval| {
+        assert!(plan.nodes.len() == 1, "an operator of one node");
+        let names = simulation.hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
+        let names = names.collect();
+        Operator::new(simulation.random.fork(), 1, Some(interval), names)
+    });
+    run(KvRunner { simulation, disks, operator }, &plan.phases)
 }
 
 impl ScenarioRunner for KvRunner {
@@ -112,15 +122,22 @@ impl ScenarioRunner for KvRunner {
         let opened: RecoveryResult = self.wait_result("recovery", &task_result)?;
         let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
         self.disks[node].is_formatted = true;
+        if self.is_in_memory(node) {
+            self.forget_contents(node)?;
+        }
         self.check_audit(node, found)?;
-        self.simulation.node[node].start_serving(volume);
+        let id = self.operator.as_mut().map_or(NamespaceId(1), |operator| operator.initial_namespaces()[0]);
+        self.simulation.node[node].start_serving_as(volume, id);
+        self.simulation.workload.borrow_mut().served_as[node] = Some(id);
+        self.start_parallel_core(node);
         self.disks[node].writes_failed = self.simulation.faults.disks()[node].writes_failed();
         self.simulation.workload.borrow_mut().histories[node].node_is_up = true;
-        Ok(())
+        self.restore_defaults()
     }
 
     fn stop(&mut self, node: usize, failure: HostFailure) {
         self.count_checkpoints(node);
+        self.simulation.faults.disks()[node].set_interference(None);
         self.simulation.workload.borrow_mut().histories[node].node_is_up = false;
         self.simulation.node[node].stop(failure);
     }
@@ -151,20 +168,34 @@ impl ScenarioRunner for KvRunner {
         self.simulation.node[node].set_disk_lost(false);
         self.simulation.faults.disks()[node].set_lost(false);
         self.disks[node] = DiskState::default();
-        let shared = Rc::clone(&self.simulation.workload);
-        {
-            let history = &mut shared.borrow_mut().histories[node];
-            for key in 0..history.keys().len() {
-                let decided = history.check(key, history.events(key))?;
-                self.simulation.stats.undecided_keys += u64::from(!decided);
-            }
-            history.next_segment(vec![KeyState::Missing; history.keys().len()]);
-        }
+        self.forget_contents(node)?;
         self.recover(node, &[])
+    }
+
+    /// Applies the operator's next change if it is due.
+    fn run_duties(&mut self) -> Result<bool, String> {
+        let Simulation { sim, node, workload, .. } = &self.simulation;
+        let Some(operator) = &mut self.operator else { return Ok(false) };
+        let is_due = sim.now() >= operator.next_time()
+            || workload.borrow().progress.completed >= operator.next_at_completed();
+        if is_due {
+            operator.apply_random_change(sim, node, workload)?;
+        }
+        Ok(is_due)
+    }
+
+    fn next_duty_at(&self) -> Nanos {
+        self.operator.as_ref().map_or(Nanos::NEVER, Operator::next_time)
+    }
+
+    fn has_duty(&self, workload: &KvWorkload) -> bool {
+        let due_at = self.operator.as_ref().map_or(u64::MAX, Operator::next_at_completed);
+        workload.progress.completed >= due_at
     }
 
     /// Waits also for the durability marker, which the volume then has written.
     fn settle(&mut self) -> Result<(), String> {
+        self.restore_defaults()?;
         self.wait_until_quiescent("the nodes' work for disconnected clients")?;
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
@@ -194,7 +225,12 @@ impl ScenarioRunner for KvRunner {
     }
 
     fn finish(&mut self) -> Result<(), String> {
-        self.for_each_node(KvRunner::verify_disk)
+        self.simulation.stats.rejected_commands = self.simulation.workload.borrow().rejected_commands;
+        self.simulation.stats.admin_changes = self.operator.as_ref().map_or(0, Operator::changes);
+        self.for_each_node(|runner, node| match runner.is_in_memory(node) {
+            true => runner.verify_memory(node),
+            false => runner.verify_disk(node),
+        })
     }
 
     fn digest(&self) -> u64 {
@@ -215,7 +251,38 @@ impl KvRunner {
         self.simulation.workload.borrow().histories[node].keys().to_vec()
     }
 
+    /// Starts a core that acts in the middle of operations of the others, if the plan has one.
+    fn start_parallel_core(&mut self, node: usize) {
+        let Simulation { node: nodes, random, faults, workload, .. } = &mut self.simulation;
+        let (plan, under_test) = (nodes[node].sim_node.plan, &nodes[node]);
+        let (Some(volume), Some(memory)) = (under_test.volume(), under_test.memory()) else { return };
+        if plan.has_parallel_core {
+            let core = ParallelCore::new(volume, plan.cores, memory, node, workload, random.fork());
+            faults.disks()[node].set_interference(Some(Rc::new(move || core.execute_one())));
+        }
+    }
+
+    fn is_in_memory(&self, node: usize) -> bool {
+        self.simulation.node[node].sim_node.plan.is_in_memory
+    }
+
+    /// Checks the calls up to the loss of a node's storage without an audit; the storage is then empty.
+    fn forget_contents(&mut self, node: usize) -> Result<(), String> {
+        let history = &mut self.simulation.workload.borrow_mut().histories[node];
+        self.simulation.stats.undecided_keys += history.end_segment_unaudited()?;
+        Ok(())
+    }
+
+    fn restore_defaults(&mut self) -> Result<(), String> {
+        let Simulation { sim, node, workload, .. } = &self.simulation;
+        self.operator.as_mut().map_or(Ok(()), |operator| operator.restore_defaults(sim, node, workload))
+    }
+
     fn restart_node(&mut self, node: usize) -> Result<(), String> {
+        if self.is_in_memory(node) {
+            // The last look at its contents.
+            self.audit_running_node(node)?;
+        }
         let task_result = self.simulation.node[node].start_clean_shutdown();
         match self.wait_result("the clean shutdown", &task_result)? {
             Ok(()) => {}
@@ -334,6 +401,31 @@ impl KvRunner {
     fn is_corrupted(&self, node: usize, lba: u64) -> bool {
         let bytes = &self.disks[node].corrupted_bytes;
         bytes.iter().any(|&at| self.simulation.node[node].record_contains(lba, at))
+    }
+
+    /// Compares the statistics of a volume in memory with the keys of the last audit.
+    fn verify_memory(&mut self, node: usize) -> Result<(), String> {
+        let node_under_test = &self.simulation.node[node];
+        let Some(volume) = node_under_test.volume() else { return Ok(()) };
+        let (statistics, layout) = (volume.statistics(), volume.info().record_layout);
+        let unit_bytes = node_under_test.sim_node.plan.unit_bytes as usize;
+        let workload = self.simulation.workload.borrow();
+        let history = &workload.histories[node];
+        let (mut keys, mut used_bytes) = (0, 0);
+        for (key, state) in history.keys().iter().zip(history.starts()) {
+            if let KeyState::Holds { bytes, .. } = state {
+                let record_bytes = layout.value_offset(key.len()) + *bytes as usize;
+                keys += 1;
+                used_bytes += record_bytes.next_multiple_of(unit_bytes) as u64;
+            }
+        }
+        if (statistics.keys, statistics.used_bytes) != (keys, used_bytes) {
+            return Err(format!(
+                "the volume counts {} keys in {} B, the node served {keys} in {used_bytes} B",
+                statistics.keys, statistics.used_bytes
+            ));
+        }
+        Ok(())
     }
 
     /// Stops a node and verifies its disk: it must hold the keys of the last audit and no corruption but injected bit

@@ -6,6 +6,7 @@ use crate::clients::Workload;
 use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::faulty_disk::DiskFaults;
 use crate::history::{CallId, History};
+use crate::operator::{TrackNamespaces, is_rejection};
 use crate::progress::{LoadProgress, TrackProgress};
 use crate::scenario::KvLoad;
 use octokv_base::{Key, NamespaceId, Prng};
@@ -27,6 +28,12 @@ pub struct KvWorkload {
     pub faults: Vec<DiskFaults>,
     /// Whether no connection may be lost.
     pub keeps_connections: bool,
+    /// Current namespace of each node; `None` while it has none.
+    pub served_as: Vec<Option<NamespaceId>>,
+    /// Whether an operator changes the node during the simulation.
+    pub has_operator: bool,
+    /// Commands rejected because of a change by the operator.
+    pub rejected_commands: u64,
 }
 
 /// Buffer lengths of lists, in bytes: one that holds every key of the simulation, and one that truncates.
@@ -59,6 +66,12 @@ impl TrackProgress for KvWorkload {
     }
 }
 
+impl TrackNamespaces for KvWorkload {
+    fn served_as(&mut self) -> &mut [Option<NamespaceId>] {
+        &mut self.served_as
+    }
+}
+
 impl Workload for KvWorkload {
     type Outstanding = OutstandingKvCommand;
 
@@ -66,7 +79,7 @@ impl Workload for KvWorkload {
     fn select_namespace(&self, random: &mut Prng) -> Option<(usize, NamespaceId)> {
         let node =
             if self.histories.len() == 1 { 0 } else { random.below(self.histories.len() as u64) as usize };
-        Some((node, NamespaceId(1)))
+        self.served_as[node].map(|id| (node, id))
     }
 
     fn node_of(&self, disk: usize) -> usize {
@@ -77,8 +90,8 @@ impl Workload for KvWorkload {
         self.keeps_connections
     }
 
-    fn is_served(&self, _disk: usize, _namespace: NamespaceId) -> bool {
-        true
+    fn is_served(&self, disk: usize, namespace: NamespaceId) -> bool {
+        self.served_as[disk] == Some(namespace)
     }
 
     fn submit_random(
@@ -152,7 +165,7 @@ impl Workload for KvWorkload {
     }
 
     fn is_protocol_violation(&self, error: &ConnectionError) -> bool {
-        is_protocol_violation(error)
+        is_protocol_violation(error, self.has_operator)
     }
 
     fn must_not_time_out(&self) -> bool {
@@ -161,17 +174,17 @@ impl Workload for KvWorkload {
 }
 
 /// Whether this error violates the protocol: no fault of hosts, links or disks may cause it.
-fn is_protocol_violation(lost: &ConnectionError) -> bool {
+fn is_protocol_violation(lost: &ConnectionError, has_operator: bool) -> bool {
     match lost {
         ConnectionError::Closed
         | ConnectionError::TimedOut
         | ConnectionError::ControllerFatal
         | ConnectionError::ConnectRejected(_)
         | ConnectionError::InitFailed(_) => false,
+        ConnectionError::NamespaceNotFound => !has_operator,
         ConnectionError::Protocol(_)
         | ConnectionError::Terminated { .. }
         | ConnectionError::AuthenticationRequired
-        | ConnectionError::NamespaceNotFound
         | ConnectionError::UnsupportedCommandSet
         | ConnectionError::UnsupportedBlockFormat
         | ConnectionError::NamespaceChanged => true,
@@ -179,6 +192,20 @@ fn is_protocol_violation(lost: &ConnectionError) -> bool {
 }
 
 impl KvWorkload {
+    /// The load of the clients of nodes with these histories and disks, without an operator.
+    pub fn new(histories: Vec<History>, load: KvLoad, faults: Vec<DiskFaults>) -> KvWorkload {
+        KvWorkload {
+            served_as: vec![Some(NamespaceId(1)); histories.len()],
+            histories,
+            load,
+            progress: LoadProgress::default(),
+            faults,
+            keeps_connections: false,
+            has_operator: false,
+            rejected_commands: 0,
+        }
+    }
+
     fn check_response(&mut self, pending: &OutstandingKvCommand, response: Response) -> Result<(), String> {
         let outcome = match (&pending.kind, response) {
             (KvCommandKind::Put, Response::Stored) | (KvCommandKind::Delete, Response::Deleted) => {
@@ -210,12 +237,20 @@ impl KvWorkload {
     fn check_error(&mut self, pending: &OutstandingKvCommand, error: &Error) -> Result<(), String> {
         let on_key = !matches!(pending.kind, KvCommandKind::List { .. } | KvCommandKind::Flush);
         match error {
-            Error::Disconnected(lost) if is_protocol_violation(lost) => return Err(format!("{error}")),
+            Error::Disconnected(lost) if is_protocol_violation(lost, self.has_operator) => {
+                return Err(format!("{error}"));
+            }
             Error::Busy
             | Error::CapacityExceeded
             | Error::Disconnected(_)
             | Error::TimedOut
             | Error::Closed => {
+                if on_key {
+                    self.histories[pending.node].mark_not_executed(pending.id);
+                }
+            }
+            Error::Status(status) if self.has_operator && is_rejection(*status) => {
+                self.rejected_commands += 1;
                 if on_key {
                     self.histories[pending.node].mark_not_executed(pending.id);
                 }

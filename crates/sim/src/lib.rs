@@ -10,13 +10,14 @@
 //! - `runner`: the life of a simulation, which all kinds share. [`kv_runner`]: a simulation with key-value clients.
 //! - [`sim_node`]: a node on a simulated host. [`node_under_test`]: one with the engine on a disk.
 //! - [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
-//! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults.
+//! - [`fault_injector`]: faults of a phase. [`faulty_disk`]: a device with injected faults. [`sim_device`]: disk or memory.
 //! - `draw`: random choices that plans and clients share. [`stats`]: counters that every runner returns.
 //! - [`scheduling_scenario`]: the scheduling configuration of the node and the CPU cost of requests.
-//! - [`blocks`]: simulations of block namespaces and of an operator that reconfigures them.
+//! - [`blocks`]: simulations of block namespaces. [`operator`]: reconfigures a node while it runs.
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
 //! - [`etcd`]: a double of etcd, with faults of its own.
-//! - [`nodes_scenario`]: the plan of a simulation with many nodes.
+//! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
+//! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
 //! - [`power_loss`]: states that a power loss may leave.
 
@@ -29,14 +30,18 @@ pub mod faulty_disk;
 pub mod history;
 pub mod kv_runner;
 pub mod kv_workload;
+pub mod memory_scenario;
 pub mod node_under_test;
 pub mod nodes_scenario;
+pub mod operator;
+pub mod parallel_core;
 pub mod power_loss;
 pub mod progress;
 pub mod remote;
 mod runner;
 pub mod scenario;
 pub mod scheduling_scenario;
+pub mod sim_device;
 pub mod sim_node;
 pub mod stats;
 
@@ -169,6 +174,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
             blocks::run_scenario(&BlockScenarioPlan::draw(seed, scenario))
         }
         Scenario::Nodes => run_scenario(&nodes_scenario::draw_nodes_plan(seed)),
+        Scenario::Memory => run_scenario(&memory_scenario::draw_memory_plan(seed)),
         Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
             run_scenario(&KvScenarioPlan::draw(seed, scenario))

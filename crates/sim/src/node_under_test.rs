@@ -9,23 +9,27 @@
 //! engine and not through clients), verification of the disk, resources in use.
 
 use crate::faulty_disk::DiskFaults;
+use crate::operator::ReconfigurableNode;
 use crate::scenario::NodePlan;
+use crate::sim_device::{SimDevice, SimStorage};
 use crate::sim_node::{NodesUnderTest, SimNode};
 use octokv_base::{BufferPool, Key, NamespaceId};
-use octokv_device::Device;
+use octokv_device::{Device, RamDisk};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
     AnyEngine, AnyVolume, DeviceLayout, Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError,
     VerifyReport, Volume,
 };
+use octokv_node::control::CoreChangeError;
 use octokv_node::kv_backend::KvBackend;
 use octokv_node::namespace_table::NamespaceBackend;
 use octokv_node::{CoreNamespace, NamespaceVolume, OpenDevice, namespace_info};
-use octokv_nvmf::Target;
-use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
+use octokv_nvmf::{NamespaceInfo, Target};
+use octokv_runtime::simulated::{HostFailure, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Result of auditing one key.
 pub enum AuditResult {
@@ -47,15 +51,15 @@ pub type RecoveryResult = Result<(AnyVolume, Vec<AuditResult>), OpenError>;
 
 struct RunningVolume {
     volume: AnyVolume,
-    /// Executor of the first core.
-    executor: Rc<KvBackend<AnyEngine>>,
+    /// The namespace of the volume; `None` while it has none.
+    namespace: Cell<Option<NamespaceId>>,
 }
 
 /// A node with one disk and one key-value namespace.
 pub struct KvNodeUnderTest {
     /// Its host, reactors and target.
     pub sim_node: SimNode,
-    disk: SimDiskId,
+    storage: SimStorage,
     running: Option<RunningVolume>,
 }
 
@@ -65,12 +69,45 @@ impl NodesUnderTest for Vec<KvNodeUnderTest> {
     }
 }
 
+/// The operator changes one of several nodes: that of the disk.
+impl ReconfigurableNode for Vec<KvNodeUnderTest> {
+    fn target(&self) -> Option<&Arc<Target>> {
+        self.first()?.sim_node.running().map(|running| &running.target)
+    }
+
+    fn add_namespace(
+        &self,
+        disk: usize,
+        id: NamespaceId,
+        between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let node = &self[disk];
+        let Some(RunningVolume { volume, namespace }) = &node.running else { return Ok(()) };
+        let (core_namespace, info) = node.namespace(volume, id);
+        node.sim_node.add_namespace(&core_namespace, info, between)?;
+        namespace.set(Some(id));
+        Ok(())
+    }
+
+    fn remove_namespace(
+        &self,
+        disk: usize,
+        id: NamespaceId,
+        between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let node = &self[disk];
+        let Some(RunningVolume { namespace, .. }) = &node.running else { return Ok(()) };
+        namespace.set(None);
+        node.sim_node.remove_namespace(id, between)
+    }
+}
+
 impl KvNodeUnderTest {
     /// A stopped node with an empty disk.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> KvNodeUnderTest {
         let sim_node = SimNode::new(sim, plan, faults);
-        let disk = sim.add_disk(sim_node.host, plan.disk);
-        KvNodeUnderTest { sim_node, disk, running: None }
+        let storage = SimStorage::new(sim, sim_node.host, plan.disk, plan.is_in_memory);
+        KvNodeUnderTest { sim_node, storage, running: None }
     }
 
     /// Format of the volume.
@@ -97,7 +134,7 @@ impl KvNodeUnderTest {
             CpuTime::simulated(),
         );
         let result_slot: TaskResult<T> = Rc::default();
-        let device = self.sim_node.device(self.disk).open_for_core(&handle);
+        let device = self.sim_node.device(&self.storage).open_for_core(&handle);
         let future = task(device.expect("a simulated disk opens on a simulated queue"));
         let result = Rc::clone(&result_slot);
         handle.spawn(async move {
@@ -120,11 +157,13 @@ impl KvNodeUnderTest {
         let (format, plan) = (self.format(), self.sim_node.plan);
         self.spawn_task(move |device| async move {
             let devices = [device];
-            if first {
+            // Memory is formatted when it is opened.
+            if first && !plan.is_in_memory {
                 AnyVolume::format(&devices, &format).await?;
             }
             let pool = BufferPool::new(plan.pool_bytes);
-            let config = OpenConfig { durability: plan.durability, cores: plan.cores };
+            let cores = plan.cores + usize::from(plan.has_parallel_core);
+            let config = OpenConfig { durability: plan.durability, cores };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;
@@ -134,25 +173,33 @@ impl KvNodeUnderTest {
 
     /// Starts the reactors on an open volume; the node accepts connections.
     pub fn start_serving(&mut self, volume: AnyVolume) {
+        self.start_serving_as(volume, NamespaceId(1));
+    }
+
+    /// Starts the reactors on an open volume, which is served as this namespace.
+    pub fn start_serving_as(&mut self, volume: AnyVolume, id: NamespaceId) {
         // Recovery is complete: its reactor ends.
         self.remove_reactors();
         if self.sim_node.plan.has_owner_cores {
             volume.assign_owner_cores(self.sim_node.plan.cores);
         }
-        let config = self.sim_node.subsystem_config();
-        let namespace = namespace_info(&volume, config.key_bytes_max);
-        let target = Target::new(config, vec![namespace]);
-        let namespace = CoreNamespace {
-            id: NamespaceId(1),
-            volume: NamespaceVolume::Kv(volume.clone()),
-            device: self.sim_node.device(self.disk),
-        };
+        let (namespace, info) = self.namespace(&volume, id);
+        let target = Target::new(self.sim_node.subsystem_config(), vec![info]);
         self.sim_node.start(target, &[namespace]);
-        self.running = self.first_executor().map(|executor| RunningVolume { volume, executor });
+        self.running = Some(RunningVolume { volume, namespace: Cell::new(Some(id)) });
+    }
+
+    /// A new namespace on a volume: as cores and as hosts see it.
+    fn namespace(&self, volume: &AnyVolume, id: NamespaceId) -> (CoreNamespace<SimDevice>, NamespaceInfo) {
+        let info = namespace_info(volume, self.sim_node.subsystem_config().key_bytes_max);
+        let device = self.sim_node.device(&self.storage);
+        let volume = NamespaceVolume::Kv(volume.clone());
+        (CoreNamespace { id, volume, device }, NamespaceInfo { id, ..info })
     }
 
     fn first_executor(&self) -> Option<Rc<KvBackend<AnyEngine>>> {
-        let backend = self.sim_node.running()?.cores[0].core.borrow().backend(NamespaceId(1))?;
+        let id = self.running.as_ref()?.namespace.get()?;
+        let backend = self.sim_node.running()?.cores[0].core.borrow().backend(id)?;
         match &*backend {
             NamespaceBackend::Kv(executor) => Some(Rc::clone(executor)),
             NamespaceBackend::Block(_) => None,
@@ -163,6 +210,7 @@ impl KvNodeUnderTest {
     pub fn stop(&mut self, failure: HostFailure) {
         self.running = None;
         self.sim_node.stop(failure);
+        self.storage.end_process();
     }
 
     fn remove_reactors(&self) {
@@ -174,9 +222,14 @@ impl KvNodeUnderTest {
     /// Fails the disk for good, or puts an empty one in its place. REQUIRES: to replace it, the node is stopped.
     pub fn set_disk_lost(&self, lost: bool) {
         match lost {
-            true => self.sim_node.sim.lose_disk(self.disk),
-            false => self.sim_node.sim.replace_disk(self.disk),
+            true => self.sim_node.sim.lose_disk(self.storage.disk()),
+            false => self.sim_node.sim.replace_disk(self.storage.disk()),
         }
+    }
+
+    /// The memory of the volume, or `None` if it is on a disk.
+    pub fn memory(&self) -> Option<&Arc<RamDisk>> {
+        self.storage.memory()
     }
 
     /// The open volume, or `None` while the node is down.
@@ -199,8 +252,8 @@ impl KvNodeUnderTest {
         task: impl FnOnce(Rc<KvBackend<AnyEngine>>) -> F,
     ) -> TaskResult<T> {
         let result_slot: TaskResult<T> = Rc::default();
-        if let Some(RunningVolume { executor, .. }) = &self.running {
-            let (future, result) = (task(Rc::clone(executor)), Rc::clone(&result_slot));
+        if let Some(executor) = self.first_executor() {
+            let (future, result) = (task(Rc::clone(&executor)), Rc::clone(&result_slot));
             executor.handle.spawn(async move {
                 let value = future.await;
                 *result.borrow_mut() = Some(value);
@@ -221,20 +274,20 @@ impl KvNodeUnderTest {
     /// Where the disk has what, by its newest valid superblock.
     pub fn device_layout(&self) -> Option<DeviceLayout> {
         let mut front = [0; FORMAT_REGION_BYTES as usize];
-        self.sim_node.sim.read_disk(self.disk, 0, &mut front);
+        self.sim_node.sim.read_disk(self.storage.disk(), 0, &mut front);
         AnyVolume::device_layout(&front)
     }
 
     /// Flips a bit of the disk. Returns false and flips nothing if the sector holds only zeros.
     pub fn flip_bit(&self, at_byte: u64, bit: u8) -> bool {
         let sector = at_byte / 512 * 512;
-        let mut bytes = [0; 512];
-        self.sim_node.sim.read_disk(self.disk, sector, &mut bytes);
+        let (disk, mut bytes) = (self.storage.disk(), [0; 512]);
+        self.sim_node.sim.read_disk(disk, sector, &mut bytes);
         if bytes.iter().all(|&byte| byte == 0) {
             return false;
         }
         bytes[(at_byte % 512) as usize] ^= 1 << (bit % 8);
-        self.sim_node.sim.write_disk(self.disk, sector, &bytes);
+        self.sim_node.sim.write_disk(disk, sector, &bytes);
         true
     }
 

@@ -339,6 +339,7 @@ pub(crate) fn run(mut runner: impl ScenarioRunner, phases: &[Phase]) -> Result<S
         stats.queued += queued;
     }
     stats.elapsed = sim.now();
+    stats.in_place = faults.disks().iter().map(DiskFaults::in_place).sum();
     stats.device_errors = faults.disks().iter().map(DiskFaults::operations_failed).sum();
     stats.trace_hash = mix64(sim.trace_hash() ^ digest);
     let (stats, at, plan) = (*stats, sim.now(), nodes[0].plan);

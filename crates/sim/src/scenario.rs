@@ -33,11 +33,14 @@ pub enum Scenario {
     /// Three nodes with clocks of their own; network faults, links cut one way, pauses, drifting clocks, crashes of one
     /// node, disk faults of one node, lost disks.
     Nodes,
+    /// Keys in memory, which most commands find without waiting; an operator who removes and adds the namespace, denies hosts and
+    /// changes ANA states; network faults; slow device operations.
+    Memory,
 }
 
 impl Scenario {
     /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
-    pub const ALL: [Scenario; 9] = [
+    pub const ALL: [Scenario; 10] = [
         Scenario::Calm,
         Scenario::Crashes,
         Scenario::Network,
@@ -47,6 +50,7 @@ impl Scenario {
         Scenario::Namespaces,
         Scenario::Remote,
         Scenario::Nodes,
+        Scenario::Memory,
     ];
 
     /// Its name on the command line (`--scenario`).
@@ -61,6 +65,7 @@ impl Scenario {
             Scenario::Namespaces => "namespaces",
             Scenario::Remote => "remote",
             Scenario::Nodes => "nodes",
+            Scenario::Memory => "memory",
         }
     }
 
@@ -74,7 +79,7 @@ impl Scenario {
     }
 
     pub(crate) fn has_network_faults(self) -> bool {
-        matches!(self, Scenario::Network | Scenario::Everything | Scenario::Nodes)
+        matches!(self, Scenario::Network | Scenario::Everything | Scenario::Nodes | Scenario::Memory)
     }
 
     pub(crate) fn has_disk_faults(self) -> bool {
@@ -105,6 +110,8 @@ pub struct KvScenarioPlan {
     pub iteration_cost: Nanos,
     /// Phases, run in order until the simulation ends.
     pub phases: Vec<Phase>,
+    /// Mean number of completed commands between operator changes; `None` for no operator.
+    pub operator_interval: Option<u64>,
 }
 
 /// Configuration of the node and its disk.
@@ -142,6 +149,10 @@ pub struct NodePlan {
     pub send_buffer_bytes_max: usize,
     /// The disk.
     pub disk: SimDiskConfig,
+    /// Whether the disk is memory of the node, which a stop loses.
+    pub is_in_memory: bool,
+    /// Whether another core executes operations in the middle of those that end at once.
+    pub has_parallel_core: bool,
     /// Scheduling configuration and simulated request costs.
     pub scheduling: SchedulingPlan,
 }
@@ -354,6 +365,7 @@ impl KvScenarioPlan {
             link: draw_link(random),
             iteration_cost: Nanos(between(random, 200, 4_000)),
             phases,
+            operator_interval: None,
         }
     }
 }
@@ -390,6 +402,8 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         receive_bytes_max: pick(random, &[1, 4, 100]) * (value_bytes_max as usize + 8192),
         send_buffer_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
         disk,
+        is_in_memory: false,
+        has_parallel_core: false,
         // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),
     }

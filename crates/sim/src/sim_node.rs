@@ -7,17 +7,19 @@
 //! scheduler. Invariant: a change is sent to a core between two simulation steps and waits for the core's response, as a
 //! caller of [`octokv_node::RunningNode`] does.
 
-use crate::faulty_disk::{DiskFaults, FaultyDisk};
+use crate::faulty_disk::DiskFaults;
 use crate::scenario::NodePlan;
+use crate::sim_device::{SimDevice, SimStorage};
 use crate::stats::PROGRESS_TIMEOUT;
-use octokv_device::{Device, FileDevice, Geometry};
+use octokv_base::NamespaceId;
+use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
-    ControlMessage, ControlQueue, CoreNamespace, CoreParts, CoreStatus, NamespaceChange, NodeCore, OpenDevice,
+    ControlMessage, ControlQueue, CoreNamespace, CoreParts, CoreStatus, NamespaceChange, NodeCore,
 };
-use octokv_nvmf::{SubsystemConfig, Target};
-use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId, SimSockets};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, DeviceSource, ReactorHandle, mesh};
+use octokv_nvmf::{NamespaceInfo, SubsystemConfig, Target};
+use octokv_runtime::simulated::{HostFailure, SimEnv, SimHostId, SimSockets};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, mesh};
 use std::cell::RefCell;
 use std::io;
 use std::net::SocketAddr;
@@ -29,25 +31,6 @@ const PORT: u16 = 4420;
 /// Messages of a ring between cores: so few that rings are full at times.
 const MAILBOX_MESSAGES: usize = 2;
 const NQN: &str = "nqn.2026-11.io.octokv:node";
-
-/// A simulated disk with injected faults, as cores open it.
-#[derive(Clone)]
-pub struct SimDevice {
-    source: DeviceSource,
-    faults: DiskFaults,
-}
-
-impl OpenDevice for SimDevice {
-    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        let SimDevice { source, faults } = self;
-        let blocks = source.size_bytes / u64::from(source.block_bytes);
-        let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
-        let queue = handle.devices();
-        let file = queue.open(source)?;
-        let device = FileDevice::new(queue, file, geometry, source.name.to_string());
-        Ok(Rc::new(FaultyDisk::new(Rc::new(device), faults.clone(), handle.clone())))
-    }
-}
 
 /// One core of a running node. Its reactor in the simulation shares it.
 pub struct SimCore {
@@ -125,9 +108,9 @@ impl SimNode {
         DeviceHandle::new(Box::new(self.sim.device_queue(self.host)), self.plan.device_depth)
     }
 
-    /// A disk of the host, with the injected faults.
-    pub fn device(&self, disk: SimDiskId) -> SimDevice {
-        SimDevice { source: self.sim.device_source(disk), faults: self.faults.clone() }
+    /// The device on a storage of the host, with the injected faults.
+    pub fn device(&self, storage: &SimStorage) -> SimDevice {
+        storage.device(&self.sim, &self.faults)
     }
 
     /// Starts the cores, which serve `namespaces`.
@@ -196,6 +179,42 @@ impl SimNode {
             response.is_some()
         });
         response
+    }
+
+    /// Attaches a namespace on every core, then publishes it. `between` runs before each core.
+    ///
+    /// # Errors
+    /// A core does not respond, or cannot open the device.
+    pub fn add_namespace(
+        &self,
+        namespace: &CoreNamespace<SimDevice>,
+        info: NamespaceInfo,
+        mut between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let Some(RunningNode { target, .. }) = self.running() else { return Ok(()) };
+        attach_to_cores(self.plan.cores, namespace, |core, change| {
+            between();
+            self.change_namespaces(core, change)
+        })?;
+        assert!(target.add_namespace(info).is_ok(), "the operator adds a namespace once");
+        Ok(())
+    }
+
+    /// Unpublishes a namespace, then detaches it from core after core. `between` runs before each core.
+    ///
+    /// # Errors
+    /// A core does not respond: requests of the namespace do not end.
+    pub fn remove_namespace(
+        &self,
+        id: NamespaceId,
+        mut between: impl FnMut(),
+    ) -> Result<(), CoreChangeError> {
+        let Some(RunningNode { target, .. }) = self.running() else { return Ok(()) };
+        target.remove_namespace(id);
+        detach_from_cores(self.plan.cores, id, |core, change| {
+            between();
+            self.change_namespaces(core, change)
+        })
     }
 
     /// The running node, or `None` while it is down.

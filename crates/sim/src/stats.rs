@@ -26,6 +26,8 @@ pub struct ScenarioStats {
     pub checkpoints: u64,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
+    /// Accesses to memory in place: by commands that end at once.
+    pub in_place: u64,
     /// Bits flipped on the disk.
     pub corrupted_bits: u64,
     /// Sessions of a client-side engine fenced because writes may have been lost with the connection.

@@ -19,7 +19,6 @@ use octokv_sim::faulty_disk::DiskFaults;
 use octokv_sim::history::History;
 use octokv_sim::kv_workload::KvWorkload;
 use octokv_sim::node_under_test::{AuditResult, KvNodeUnderTest, handle_without_devices};
-use octokv_sim::progress::LoadProgress;
 use octokv_sim::{KvScenarioPlan, Scenario};
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -148,13 +147,7 @@ impl Setup {
         let ((node, faults), (peer, _)) = (make_node(), make_node());
         let host = ClientHost::new(&sim, plan.hosts[0]);
         let keys = (0..plan.load.keys).map(key_of).filter(|key| key.len() <= 16);
-        let workload = KvWorkload {
-            histories: vec![History::new(keys.collect())],
-            load: plan.load,
-            progress: LoadProgress::default(),
-            faults: vec![faults],
-            keeps_connections: false,
-        };
+        let workload = KvWorkload::new(vec![History::new(keys.collect())], plan.load, vec![faults]);
         Setup { sim, plan, node, peer, host, workload: Rc::new(RefCell::new(workload)), random }
     }
 

@@ -70,7 +70,8 @@ fn node_plan(seed: u64, block_bytes: u32) -> BlockScenarioPlan {
         queue_depth: 1024,
         ..plan.node
     };
-    BlockScenarioPlan { node, disks: vec![DiskPlan { disk, block_bytes, first: 0, count: 0 }], ..plan }
+    let disk = DiskPlan { disk, block_bytes, first: 0, count: 0, is_in_memory: false };
+    BlockScenarioPlan { node, disks: vec![disk], ..plan }
 }
 
 impl SimSetup {

@@ -64,6 +64,31 @@ fn nodes_hold() {
 }
 
 #[test]
+fn memory_holds() {
+    assert_scenario_holds(Scenario::Memory);
+}
+
+#[test]
+fn commands_on_memory_end_at_once_or_wait_and_both_are_rejected_and_cut() {
+    let (mut in_place, mut operations, mut changes, mut rejected, mut offloaded, mut crashes) =
+        (0, 0, 0, 0, 0, 0);
+    for seed in 100..130 {
+        let stats = run_seed(seed, Scenario::Memory, false).unwrap();
+        in_place += stats.in_place;
+        operations += stats.operations;
+        changes += stats.admin_changes;
+        rejected += stats.rejected_commands;
+        offloaded += stats.offloaded;
+        crashes += stats.crashes;
+    }
+    assert!(in_place > operations / 8, "{in_place} accesses in place for {operations} commands");
+    assert!(changes > 100 && rejected > 100, "{changes} changes, {rejected} commands rejected");
+    assert!(offloaded > 100 && crashes > 6, "{offloaded} requests offloaded, {crashes} crashes");
+    let blocks: u64 = (0..30).map(|seed| run_seed(seed, Scenario::Blocks, false).unwrap().in_place).sum();
+    assert!(blocks > 150, "{blocks} accesses in place to blocks");
+}
+
+#[test]
 fn every_fault_of_a_scenario_occurs() {
     let of = |scenario| {
         let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());

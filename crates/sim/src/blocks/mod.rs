@@ -11,14 +11,13 @@
 //!
 //! # Layout
 //! - this file: the runner. [`scenario`]: its plan. [`node`]: the node under test. [`workload`]: its clients.
-//! - [`operator`]: reconfigures the node while it runs.
 
 pub mod node;
-pub mod operator;
 pub mod scenario;
 pub mod workload;
 
 use crate::history::History;
+use crate::operator::Operator;
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::progress::LoadProgress;
 use crate::runner::{ScenarioRunner, Simulation, run};
@@ -28,7 +27,6 @@ use octokv_base::prng::mix64;
 use octokv_base::{Key, Nanos};
 use octokv_engine::linearizability::{CallRecord, KeyState, Observed};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
-use operator::Operator;
 use scenario::{BlockScenarioPlan, DiskPlan};
 use std::rc::Rc;
 use workload::{BlockWorkload, observe_block};
@@ -41,6 +39,8 @@ struct BlockRunner<'a> {
     may_lose_unflushed: bool,
     /// By disk and block: states that may return after a power loss, considering only earlier segments.
     crash_states: Vec<Vec<Vec<KeyState>>>,
+    /// Whether the node has stopped since the last audit.
+    memory_is_lost: bool,
 }
 
 /// Runs a plan.
@@ -72,10 +72,21 @@ pub fn run_scenario(plan: &BlockScenarioPlan) -> Result<ScenarioStats, String> {
         },
     );
     let names = simulation.hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
-    let operator = Operator::new(simulation.random.fork(), plan, names.collect());
+    let operator =
+        Operator::new(simulation.random.fork(), plan.disks.len(), plan.operator_interval, names.collect());
     let crash_states = plan.disks.iter().map(|disk| vec![vec![KeyState::Missing]; disk.count as usize]);
     let crash_states = crash_states.collect();
-    run(BlockRunner { plan, simulation, operator, may_lose_unflushed: false, crash_states }, &plan.phases)
+    run(
+        BlockRunner {
+            plan,
+            simulation,
+            operator,
+            may_lose_unflushed: false,
+            crash_states,
+            memory_is_lost: false,
+        },
+        &plan.phases,
+    )
 }
 
 /// Key of a block in histories; block contents are generated from it.
@@ -116,7 +127,8 @@ impl ScenarioRunner for BlockRunner<'_> {
         workload.histories.iter_mut().for_each(|history| history.node_is_up = false);
         workload.served_as.fill(None);
         drop(workload);
-        self.simulation.node.sim_node.stop(failure);
+        self.simulation.node.stop(failure);
+        self.memory_is_lost = true;
     }
 
     fn crash(&mut self, node: usize, failure: HostFailure) {
@@ -156,7 +168,11 @@ impl ScenarioRunner for BlockRunner<'_> {
     /// Checks the history of every block against its contents on disk and begins the next segment.
     fn audit(&mut self) -> Result<(), String> {
         let relaxed = std::mem::take(&mut self.may_lose_unflushed);
+        let memory_is_lost = std::mem::take(&mut self.memory_is_lost);
         for disk in 0..self.plan.disks.len() {
+            if memory_is_lost && self.plan.disks[disk].is_in_memory {
+                self.forget_contents(disk)?;
+            }
             let contents = self.simulation.node.read_disk(disk);
             let shared = Rc::clone(&self.simulation.workload);
             let history = &mut shared.borrow_mut().histories[disk];
@@ -201,6 +217,14 @@ impl ScenarioRunner for BlockRunner<'_> {
 }
 
 impl BlockRunner<'_> {
+    /// Checks the calls up to the loss of a disk in memory without an audit; it is then empty.
+    fn forget_contents(&mut self, disk: usize) -> Result<(), String> {
+        let history = &mut self.simulation.workload.borrow_mut().histories[disk];
+        self.simulation.stats.undecided_keys += history.end_segment_unaudited()?;
+        self.crash_states[disk] = vec![vec![KeyState::Missing]; self.plan.disks[disk].count as usize];
+        Ok(())
+    }
+
     fn restore_defaults(&mut self) -> Result<(), String> {
         let Simulation { sim, node, workload, .. } = &self.simulation;
         self.operator.restore_defaults(sim, node, workload)

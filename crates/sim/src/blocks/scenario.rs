@@ -10,6 +10,7 @@ use crate::scenario::{
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_runtime::simulated::{CrashModel, SimDiskConfig, SimLinkConfig};
+use octokv_sched::Policy;
 
 /// Plan of one simulation with block namespaces.
 #[derive(Clone, Debug)]
@@ -47,6 +48,8 @@ pub struct DiskPlan {
     pub first: u64,
     /// Number of blocks that clients use.
     pub count: u64,
+    /// Whether the disk is memory of the node, which a stop loses.
+    pub is_in_memory: bool,
 }
 
 /// Block commands that clients submit.
@@ -99,6 +102,12 @@ impl BlockScenarioPlan {
         if random.one_in(8) {
             plan.contend_for_device_blocks();
         }
+        // A generator of its own: the other draws of a seed do not depend on it.
+        let mut random = Prng::new(mix64(seed ^ 0x3e30));
+        if random.one_in(3) {
+            plan.disks.iter_mut().for_each(|disk| disk.is_in_memory = !random.one_in(4));
+            plan.make_commands_end_at_once(&mut random);
+        }
         plan
     }
 
@@ -107,10 +116,20 @@ impl BlockScenarioPlan {
     fn contend_for_device_blocks(&mut self) {
         for plan in &mut self.disks {
             let disk = SimDiskConfig { size_bytes: 8192, block_bytes: 4096, ..plan.disk };
-            *plan = DiskPlan { disk, block_bytes: 512, first: 0, count: 10 };
+            *plan = DiskPlan { disk, block_bytes: 512, first: 0, count: 10, ..*plan };
         }
         let [read, write, ..] = self.load.mix;
         self.load = BlockLoad { blocks_max: 9, mix: [read, write, 0, 30, 0, 0, 0], ..self.load };
+    }
+
+    /// Most of the time no policy acts, and connections have no digests: then reads of memory end at once.
+    fn make_commands_end_at_once(&mut self, random: &mut Prng) {
+        let scheduling = &mut self.node.scheduling;
+        (scheduling.policy, scheduling.operations_per_s) = (Policy::None, 0);
+        scheduling.policy_intervals = pick(random, &[0, 0, 5]);
+        for host in &mut self.hosts {
+            (host.header_digest, host.data_digest) = (random.one_in(6), random.one_in(6));
+        }
     }
 
     /// Whether injected faults may make commands time out.
@@ -136,7 +155,7 @@ fn draw_disk(random: &mut Prng, node: &NodePlan) -> DiskPlan {
         block_bytes: pick(random, &[512, 4096, 4096]),
         ..node.disk
     };
-    DiskPlan { disk, block_bytes, first, count }
+    DiskPlan { disk, block_bytes, first, count, is_in_memory: false }
 }
 
 fn draw_load(random: &mut Prng) -> BlockLoad {

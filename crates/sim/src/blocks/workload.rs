@@ -8,6 +8,7 @@ use crate::clients::Workload;
 use crate::draw::draw_weighted;
 use crate::faulty_disk::DiskFaults;
 use crate::history::{CallId, History};
+use crate::operator::{TrackNamespaces, is_rejection};
 use crate::progress::{LoadProgress, TrackProgress};
 use octokv_base::{Lba, NamespaceId, Prng};
 use octokv_client::{Command, ConnectionError, Error, Response, SubmitError, Value};
@@ -65,14 +66,6 @@ enum BlockCommandKind {
     Flush,
 }
 
-/// Status codes of commands rejected, without effect, because of a change by the operator.
-const REJECTED_STATUSES: [Status; 4] = [
-    Status::INVALID_NAMESPACE,
-    Status::ANA_INACCESSIBLE,
-    Status::ANA_PERSISTENT_LOSS,
-    Status::ANA_TRANSITION,
-];
-
 impl TrackProgress for BlockWorkload {
     fn progress(&self) -> &LoadProgress {
         &self.progress
@@ -80,6 +73,12 @@ impl TrackProgress for BlockWorkload {
 
     fn progress_mut(&mut self) -> &mut LoadProgress {
         &mut self.progress
+    }
+}
+
+impl TrackNamespaces for BlockWorkload {
+    fn served_as(&mut self) -> &mut [Option<NamespaceId>] {
+        &mut self.served_as
     }
 }
 
@@ -253,9 +252,7 @@ impl BlockWorkload {
         );
         match error {
             Error::Disconnected(lost) if self.is_protocol_violation(lost) => return Err(format!("{error}")),
-            Error::Status(status)
-                if REJECTED_STATUSES.iter().any(|one| status.is(*one)) && self.has_operator =>
-            {
+            Error::Status(status) if self.has_operator && is_rejection(*status) => {
                 self.rejected_commands += 1;
                 self.mark_not_executed(pending);
             }

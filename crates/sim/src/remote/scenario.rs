@@ -89,6 +89,7 @@ impl RemoteScenarioPlan {
             block_bytes: self.block_bytes,
             first: 0,
             count: 0,
+            is_in_memory: false,
         };
         BlockScenarioPlan {
             seed: self.seed,

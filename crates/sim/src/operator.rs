@@ -6,18 +6,71 @@
 //! its previous one has ended; a request that never ends is a violation. Each disk has namespace identifiers of its
 //! own: a late request of a host cannot reach another disk.
 
-use super::node::{ANA_GROUPS, BlockNodeUnderTest};
-use super::scenario::BlockScenarioPlan;
-use super::workload::BlockWorkload;
+use crate::progress::TrackProgress;
 use octokv_base::{NamespaceId, Nanos, Prng};
-use octokv_nvmf::HostAcl;
+use octokv_node::control::CoreChangeError;
+use octokv_nvmf::{HostAcl, Target};
 use octokv_runtime::simulated::SimEnv;
+use octokv_wire::Status;
 use octokv_wire::log_page::AnaState;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
+/// ANA groups that namespaces are assigned to.
+pub const ANA_GROUPS: u32 = 2;
 /// Maximum time between changes while no command completes.
 const CHANGE_INTERVAL_MAX: Nanos = Nanos::from_millis(50);
+
+/// Status codes of commands rejected, without effect, because of a change by the operator.
+const REJECTED_STATUSES: [Status; 4] = [
+    Status::INVALID_NAMESPACE,
+    Status::ANA_INACCESSIBLE,
+    Status::ANA_PERSISTENT_LOSS,
+    Status::ANA_TRANSITION,
+];
+
+/// Whether a command was rejected, without effect, because of a change by the operator.
+pub fn is_rejection(status: Status) -> bool {
+    REJECTED_STATUSES.iter().any(|one| status.is(*one))
+}
+
+/// A node that serves each of its disks as one namespace, or as none.
+pub trait ReconfigurableNode {
+    /// The target, or `None` while the node is down.
+    fn target(&self) -> Option<&Arc<Target>>;
+
+    /// Serves a disk as a namespace, in the real node's order: attach on every core, then publish. `between` runs before each
+    /// core.
+    ///
+    /// # Errors
+    /// A core does not respond, or cannot open the disk.
+    fn add_namespace(
+        &self,
+        disk: usize,
+        id: NamespaceId,
+        between: impl FnMut(),
+    ) -> Result<(), CoreChangeError>;
+
+    /// Removes a disk's namespace in the real node's order: unpublish, then detach from core after core. `between` runs before
+    /// each core.
+    ///
+    /// # Errors
+    /// A core does not respond: requests of the namespace do not end.
+    fn remove_namespace(
+        &self,
+        disk: usize,
+        id: NamespaceId,
+        between: impl FnMut(),
+    ) -> Result<(), CoreChangeError>;
+}
+
+/// A load that knows which namespace each disk is served as.
+pub trait TrackNamespaces: TrackProgress {
+    /// Current namespace of each disk; `None` while it has none.
+    fn served_as(&mut self) -> &mut [Option<NamespaceId>];
+}
+
 /// Draws changes and their times.
 pub struct Operator {
     random: Prng,
@@ -30,14 +83,14 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// An operator that allows or denies these host NQNs.
-    pub fn new(random: Prng, plan: &BlockScenarioPlan, hosts: Vec<String>) -> Operator {
-        let (disks, every) = (plan.disks.len(), plan.operator_interval);
+    /// An operator of a node with `disks` disks, who changes something after `mean_interval` commands in the mean, or never, and
+    /// allows or denies these host NQNs.
+    pub fn new(random: Prng, disks: usize, mean_interval: Option<u64>, hosts: Vec<String>) -> Operator {
         let mut operator = Operator {
             random,
             disks,
             hosts,
-            mean_interval: every,
+            mean_interval,
             next_at_completed: 0,
             next_time: Nanos::NEVER,
             changes: 0,
@@ -93,14 +146,14 @@ impl Operator {
     pub fn apply_random_change(
         &mut self,
         sim: &SimEnv,
-        node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockWorkload>>,
+        node: &impl ReconfigurableNode,
+        shared: &Rc<RefCell<impl TrackNamespaces>>,
     ) -> Result<(), String> {
         self.changes += 1;
         let disk = self.random.below(self.disks as u64) as usize;
         match self.random.below(6) {
             0..3 => {
-                let served = shared.borrow().served_as[disk];
+                let served = shared.borrow_mut().served_as()[disk];
                 match served {
                     Some(id) => self.remove_namespace(sim, node, shared, disk, id)?,
                     None => self.add_namespace(sim, node, shared, disk)?,
@@ -134,7 +187,7 @@ impl Operator {
                 }
             }
         }
-        let completed = shared.borrow().progress.completed;
+        let completed = shared.borrow().progress().completed;
         self.schedule_next(completed, sim.now());
         Ok(())
     }
@@ -142,27 +195,27 @@ impl Operator {
     fn add_namespace(
         &mut self,
         sim: &SimEnv,
-        node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockWorkload>>,
+        node: &impl ReconfigurableNode,
+        shared: &Rc<RefCell<impl TrackNamespaces>>,
         disk: usize,
     ) -> Result<(), String> {
         let id = self.next_id(disk);
         let added = node.add_namespace(disk, id, || self.run_some_steps(sim));
         added.map_err(|error| format!("{id} was not added: {error:?}"))?;
-        shared.borrow_mut().served_as[disk] = Some(id);
+        shared.borrow_mut().served_as()[disk] = Some(id);
         Ok(())
     }
 
     fn remove_namespace(
         &mut self,
         sim: &SimEnv,
-        node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockWorkload>>,
+        node: &impl ReconfigurableNode,
+        shared: &Rc<RefCell<impl TrackNamespaces>>,
         disk: usize,
         id: NamespaceId,
     ) -> Result<(), String> {
-        shared.borrow_mut().served_as[disk] = None;
-        let removed = node.remove_namespace(id, || self.run_some_steps(sim));
+        shared.borrow_mut().served_as()[disk] = None;
+        let removed = node.remove_namespace(disk, id, || self.run_some_steps(sim));
         removed.map_err(|error| {
             format!("no progress: requests of {id}, which was removed, do not end: {error:?}")
         })
@@ -175,20 +228,20 @@ impl Operator {
     pub fn restore_defaults(
         &mut self,
         sim: &SimEnv,
-        node: &BlockNodeUnderTest,
-        shared: &Rc<RefCell<BlockWorkload>>,
+        node: &impl ReconfigurableNode,
+        shared: &Rc<RefCell<impl TrackNamespaces>>,
     ) -> Result<(), String> {
         if let Some(target) = node.target() {
             target.set_host_acl(HostAcl::Any);
             (1..=ANA_GROUPS).for_each(|group| target.set_ana_state(group, AnaState::Optimized));
         }
         for disk in 0..self.disks {
-            let served = shared.borrow().served_as[disk];
+            let served = shared.borrow_mut().served_as()[disk];
             if served.is_none() {
                 self.add_namespace(sim, node, shared, disk)?;
             }
         }
-        let completed = shared.borrow().progress.completed;
+        let completed = shared.borrow().progress().completed;
         self.schedule_next(completed, sim.now());
         Ok(())
     }
