@@ -36,6 +36,14 @@ pub enum InjectedBug {
     LoseAbandoned,
     /// Writers of one key are not serialized.
     SkipKeyLock,
+    /// A writer that does not wait changes an entry that is not the one it verified.
+    ApplyUncompared,
+    /// A writer that does not wait changes the entry of a key that another writer has locked.
+    ApplyDespiteKeyLock,
+    /// A reader that does not wait takes whatever record is in the place that the index named.
+    SkipIdentityInPlace,
+    /// A writer that does not wait frees the space of the record that it replaces, while readers may still read it.
+    FreeUnderReaders,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -32,6 +32,8 @@ pub enum InjectedBug {
     DropQueued,
     /// A request on a key of another core is executed here if the ring to that core is full.
     ExecuteBesideOwner,
+    /// A command that was executed at once takes the long way too.
+    ExecuteTwice,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -10,6 +10,7 @@ use super::engine::HashCore;
 use super::index::{IndexEntry, RecordRef};
 use super::journal::IndexChange;
 use super::record::{self, HEADER_BYTES, RecordHeader, RecordId, UncheckedRecord, record_bytes};
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
@@ -65,7 +66,7 @@ impl HashCore {
     fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
         let (header, found_key) = UncheckedRecord(bytes).unverified_header().ok()?;
         let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key;
-        is_own.then_some(header)
+        (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(header)
     }
 
     /// The key's record; `None` if that is not certain.
@@ -187,6 +188,10 @@ impl HashCore {
     ) -> bool {
         let applied = if is_written { self.volume.apply_if_current(&change, old) } else { None };
         match applied {
+            Some(Some(freed)) if bug_injection::is_injected(InjectedBug::FreeUnderReaders) => {
+                self.volume.space.release(freed);
+                true
+            }
             Some(freed) => {
                 self.volume.epochs.retire(freed.as_slice());
                 true

@@ -319,14 +319,16 @@ impl HashVolume {
     ) -> Option<Option<Extent>> {
         let (partition, tag) = self.partition_and_tag(change.hash);
         let mut state = self.partitions[partition].state.lock();
-        if self.key_lock_shard(change.hash).is_locked(change.hash) {
+        if self.key_lock_shard(change.hash).is_locked(change.hash)
+            && !bug_injection::is_injected(InjectedBug::ApplyDespiteKeyLock)
+        {
             return None;
         }
         let is_current = match old {
             None => state.table.lookup(tag).next().is_none(),
             Some(old) => state.table.lookup(tag).any(|found| found == old),
         };
-        if !is_current {
+        if !is_current && !bug_injection::is_injected(InjectedBug::ApplyUncompared) {
             return None;
         }
         let before = apply_to_table(&mut state.table, tag, change);

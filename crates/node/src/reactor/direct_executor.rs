@@ -6,6 +6,7 @@
 //! a group count as started, executed and completed when it ends.
 
 use super::accounting::GroupAccounting;
+use crate::bug_injection::{self, InjectedBug};
 use crate::kv_backend::{put_mode, put_outcome};
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
 use octokv_base::NamespaceId;
@@ -113,7 +114,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {
         let engine = self.engine(namespace)?;
-        Some(match operation {
+        let outcome = Some(match operation {
             DirectOperation::Store { mode, value } => {
                 put_outcome(engine.put_now(key, lookup, put_mode(mode), value)?)
             }
@@ -126,7 +127,8 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
                 Some(bytes) => RequestOutcome::Exists { value_bytes: bytes as u32 },
                 None => RequestOutcome::NotFound,
             },
-        })
+        });
+        outcome.filter(|_| !bug_injection::is_injected(InjectedBug::ExecuteTwice))
     }
 
     #[inline]
