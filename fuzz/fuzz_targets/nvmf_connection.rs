@@ -6,5 +6,5 @@
 mod common;
 
 libfuzzer_sys::fuzz_target!(|script: &[u8]| {
-    common::adversary::run_script(script);
+    let _ = common::adversary::run_script(script);
 });

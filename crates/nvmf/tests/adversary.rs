@@ -6,13 +6,14 @@ use octokv_nvmf::{Connection, SharedCounters};
 
 #[test]
 fn scripts_of_valid_and_corrupted_pdus_never_panic_or_leak() {
-    let totals = SharedCounters::default();
+    let (totals, mut at_once) = (SharedCounters::default(), 0);
     for seed in 0..10_000 {
         let mut random = Prng::new(seed);
         let mut script = vec![0; 100 + random.below(700) as usize];
         random.fill(&mut script);
         let result = std::panic::catch_unwind(|| adversary::run_script(&script));
-        let Ok(mut counters) = result else { panic!("seed {seed}") };
+        let Ok((mut counters, completed)) = result else { panic!("seed {seed}") };
+        at_once += completed;
         totals.add_and_reset(&mut counters);
     }
     let total = totals.snapshot();
@@ -25,6 +26,7 @@ fn scripts_of_valid_and_corrupted_pdus_never_panic_or_leak() {
     assert!(total.admin_commands > 50_000 && total.errors > 50_000 && total.media_errors > 200, "{total:?}");
     assert!(total.digest_errors > 50 && total.transport_faults > 2000, "{total:?}");
     assert!(total.keep_alive_expired > 20, "{total:?}");
+    assert!(at_once > 4_000, "{at_once} commands were completed at once");
 }
 
 #[test]

@@ -6,6 +6,8 @@
 //! states come from bytes that are encoded once, the pools outlive a run, and data is cut from one pattern.
 //! Each step reads one byte of the script for the action and a few for its parameters.
 //!
+//! Some connections complete commands at once ([`DirectMemory`]), and their host sends several commands together.
+//!
 //! Checked after every step: no panic; no pool exceeds its budget; no connection holds more than its
 //! limits, received or unsent; every sent PDU is valid; no command is completed twice. At the end every
 //! buffer, connection and controller is released.
@@ -28,6 +30,12 @@ const SEND_BUFFER_BYTES_MAX: usize = 24 << 10;
 const RESPONSE_BYTES_MAX: usize = VALUE_BYTES_MAX as usize + 4096;
 const ENTRIES: u16 = 16;
 const STEPS_MAX: usize = 256;
+/// Start states from this on are I/O queues whose commands may be completed at once.
+const DIRECT_STATE_MIN: u8 = 18;
+/// The bytes of a script that let a host send the next command together with this one.
+const GROUPED_CHOICE_MIN: u8 = 64;
+/// The most bytes that a host sends together.
+const GROUP_BYTES_MAX: usize = 4096;
 /// The longest PDU that is consumed whole: headers, padding, a capsule of an admin queue, digests.
 const PDU_BYTES_MAX: usize = 255 + 8192 + 8;
 
@@ -96,6 +104,8 @@ pub struct FuzzConnection {
     received: Vec<u8>,
     /// It started as an I/O queue.
     pub is_io: bool,
+    /// Whether commands may be completed at once.
+    is_direct: bool,
     /// Whether the host reads responses.
     is_reading: bool,
     /// Commands sent and completions received, exact unless `is_corrupted`.
@@ -110,6 +120,8 @@ struct Simulation {
     pool: BufferPool,
     now: Nanos,
     engine: MemoryEngine,
+    direct_operations: u64,
+    completed_at_once: u64,
     connections: Vec<FuzzConnection>,
     new_requests: Vec<IoRequest>,
 }
@@ -127,6 +139,8 @@ impl Simulation {
             pool,
             now,
             engine: MemoryEngine::default(),
+            direct_operations: 0,
+            completed_at_once: 0,
             connections: Vec::new(),
             new_requests: Vec::new(),
         };
@@ -143,6 +157,8 @@ impl Simulation {
     /// Opens a connection in one of the states.
     fn open_as(&mut self, state: u8, digests: usize) -> FuzzConnection {
         let fixtures = &*FIXTURES;
+        // With digests, no command is completed at once.
+        let digests = if state > DIRECT_STATE_MIN { 0 } else { digests };
         let controllers = self.target.controllers();
         let serves = |one: &&ControllerReport| {
             one.controller_type == ControllerType::Io && one.state == ControllerState::Ready
@@ -153,11 +169,15 @@ impl Simulation {
             (1, _) => self.open(&fixtures.initial[digests], digests),
             (2..=5, _) | (_, None) => self.open(&fixtures.admin[digests], digests),
             (6..=8, _) => self.open(&fixtures.discovery[digests], digests),
-            (_, Some(1)) => FuzzConnection { is_io: true, ..self.open(&fixtures.io[digests], digests) },
+            (_, Some(1)) => {
+                let conn = self.open(&fixtures.io[digests], digests);
+                FuzzConnection { is_io: true, is_direct: state >= DIRECT_STATE_MIN, ..conn }
+            }
             (_, Some(id)) => {
                 let digest = (digests & 1 != 0, digests & 2 != 0);
                 let connect_bytes = script::connect_sequence(digest, Some((1, NQN)), id);
-                FuzzConnection { is_io: true, ..self.open(&connect_bytes, digests) }
+                let conn = self.open(&connect_bytes, digests);
+                FuzzConnection { is_io: true, is_direct: state >= DIRECT_STATE_MIN, ..conn }
             }
         }
     }
@@ -181,6 +201,7 @@ impl Simulation {
             unsent: spare(),
             received: spare(),
             is_io: false,
+            is_direct: false,
             is_reading: true,
             commands: 0,
             completions: 0,
@@ -190,8 +211,16 @@ impl Simulation {
 
     /// Passes the host's bytes to a connection, and reads the response.
     fn pump(&mut self, at: usize) {
-        let conn = &mut self.connections[at];
-        let consumed = conn.connection.receive(self.now, &conn.unsent, &self.pool, &mut self.new_requests);
+        let Simulation { target, pool, now, engine, connections, new_requests, .. } = self;
+        let conn = &mut connections[at];
+        let mut direct = DirectMemory {
+            engine,
+            target,
+            is_open: conn.is_direct,
+            operations: &mut self.direct_operations,
+            at_once: &mut self.completed_at_once,
+        };
+        let consumed = conn.connection.receive_direct(*now, &conn.unsent, pool, new_requests, &mut direct);
         conn.unsent.drain(..consumed.consumed_bytes);
         if consumed.stalled.is_none() {
             assert!(conn.unsent.len() <= PDU_BYTES_MAX, "{} B were not consumed", conn.unsent.len());
@@ -341,7 +370,11 @@ impl Simulation {
                     self.pump(at);
                     self.connections[at].unsent.extend(rest);
                 }
-                self.pump(at);
+                // Without a pump, the next command is in the same group.
+                let is_grouped = self.connections[at].is_direct && corruption_choice >= GROUPED_CHOICE_MIN;
+                if !is_grouped || self.connections[at].unsent.len() > GROUP_BYTES_MAX {
+                    self.pump(at);
+                }
             }
         }
     }
@@ -433,8 +466,9 @@ impl FuzzConnection {
     }
 }
 
-/// Runs a script to its end; returns the target's counters. Panics only on a defect of the target.
-pub fn run_script(bytes: &[u8]) -> CounterSet {
+/// Runs a script to its end; returns the target's counters and the number of commands completed at once. Panics only on a
+/// defect of the target.
+pub fn run_script(bytes: &[u8]) -> (CounterSet, u64) {
     let script = &mut Script(bytes);
     let mut simulation = Simulation::new(script);
     for _ in 0..STEPS_MAX {
@@ -455,5 +489,5 @@ pub fn run_script(bytes: &[u8]) -> CounterSet {
     assert_eq!(simulation.pool.in_use_bytes(), 0, "a buffer leaked");
     assert_eq!(simulation.target.connection_count(), 0, "a connection leaked");
     assert!(simulation.target.controllers().is_empty(), "a controller leaked");
-    simulation.target.counters()
+    (simulation.target.counters(), simulation.completed_at_once)
 }

@@ -2,9 +2,11 @@
 #![allow(dead_code)] // Each test binary uses a part.
 
 pub mod adversary;
+pub mod direct;
 pub mod engine;
 pub mod script;
 
+pub use direct::DirectMemory;
 pub use engine::MemoryEngine;
 
 use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, ShortKey, crc32c};
