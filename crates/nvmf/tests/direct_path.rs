@@ -1,12 +1,13 @@
 //! Commands that are completed at once have the responses, counters and errors of those that take the long way.
 
 use crate::common::{
-    CommandResponse, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target, store_sqe,
+    CommandResponse, DirectMemory, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target,
+    store_sqe,
 };
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng, ShortKey};
 use octokv_nvmf::{
     CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOperation,
-    RequestOutcome, Target,
+    RequestOutcome, StallReason, Target,
 };
 use octokv_wire::kv::StoreOptions;
 use octokv_wire::nvm::NvmCommand;
@@ -331,4 +332,31 @@ fn every_command_has_the_same_response_both_ways() {
 #[test]
 fn connections_with_digests_take_the_long_way() {
     assert_eq!(both_ways_agree(1, true), (0, 0));
+}
+
+#[test]
+fn a_group_stays_within_the_dynamic_threshold() {
+    // A group of them is nearly the whole pool.
+    const VALUE_BYTES: u32 = 60_000;
+    let admin = TestHost::admin(&mixed_target());
+    let mut io = TestHost::io(&admin, 1);
+    io.engine.values.insert((NSID.0, Key::new(b"k").unwrap()), vec![7; VALUE_BYTES as usize]);
+    let pool = octokv_base::BufferPool::new(1 << 20);
+    let key = ShortKey::new(b"k").unwrap();
+    let capsules = (0..100).flat_map(|id| {
+        let mut sqe = kv::KvCommand::Retrieve { key, limit_bytes: VALUE_BYTES }.encode(id, NSID);
+        sqe.sgl = Sgl::transport(VALUE_BYTES);
+        io.capsule(&sqe, &[])
+    });
+    let bytes: Vec<u8> = capsules.collect();
+    let TestHost { connection, target, engine, now, requests, .. } = &mut io;
+    let (mut operations, mut at_once) = (0, 0);
+    let mut direct =
+        DirectMemory { engine, target, is_open: true, operations: &mut operations, at_once: &mut at_once };
+    let received = connection.receive_direct(*now, &bytes, &pool, requests, &mut direct);
+    assert_eq!(received.stalled, Some(StallReason::SendBuffer));
+    assert!(at_once > 6, "{at_once} commands were completed at once");
+    // The host reads nothing: half is free, within a response, and those that wait have no buffer yet.
+    let free_bytes = pool.free_bytes();
+    assert!(free_bytes.abs_diff(1 << 19) < 2 * 61_440, "{free_bytes} B are free after {at_once} commands");
 }

@@ -22,6 +22,7 @@ use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
+use octokv_wire::send_buffer::COPY_BYTES_MAX;
 use octokv_wire::vendor::VendorCommand;
 use smallvec::SmallVec;
 
@@ -170,21 +171,29 @@ impl Connection {
         direct.begin_execution();
         let (mut consumed_bytes, mut completed, mut data_bytes) = (0, 0, 0);
         let mut stalled = None;
-        let unsent_bytes_max = self.unsent_bytes_max(pool);
+        let (mut unsent_bytes, mut unsent_bytes_max) = (self.unsent_bytes(), self.unsent_bytes_max(pool));
         for GroupedCommand { capsule, checked, target } in &group {
             // What may not begin now, the long way delays or refuses.
-            if self.unsent_bytes() <= unsent_bytes_max
+            if unsent_bytes <= unsent_bytes_max
                 && self.slots.may_take(capsule.sqe.command_id())
                 && let Some(bytes) = self.complete_at_once(capsule, checked, target, pool, direct)
             {
                 completed += 1;
                 data_bytes += bytes as u64;
                 consumed_bytes += capsule.pdu_bytes();
+                let before = std::mem::replace(&mut unsent_bytes, self.unsent_bytes());
+                if unsent_bytes - before > COPY_BYTES_MAX as u64 {
+                    // Its data has a buffer, so less is free.
+                    unsent_bytes_max = self.unsent_bytes_max(pool);
+                }
                 continue;
             }
             let (sqe, data) = (capsule.sqe, Capsule { data: capsule.data, has_bad_digest: false });
             match self.handle_command(now, sqe, data, Some(*checked), pool, requests) {
-                Ok(None) => consumed_bytes += capsule.pdu_bytes(),
+                Ok(None) => {
+                    consumed_bytes += capsule.pdu_bytes();
+                    (unsent_bytes, unsent_bytes_max) = (self.unsent_bytes(), self.unsent_bytes_max(pool));
+                }
                 Ok(Some(stall)) => {
                     stalled = Some(stall);
                     break;
