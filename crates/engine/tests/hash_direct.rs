@@ -3,8 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own threads contend for the same keys")]
 
 use crate::common::{HashFixture, pool, volatile_engine};
-use octokv_base::{BufferPool, Key, Prng, RecordLayout, RingRange, Version};
-use octokv_device::{Device, MemoryDevice, RamDisk};
+use octokv_base::{Buffer, BufferPool, Key, Lba, Prng, RecordLayout, RingRange, Version};
+use octokv_device::{Device, DeviceFuture, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{
     EngineFixture, concurrent, key_of, operation_of, record_of, sequential, value_of,
 };
@@ -294,4 +294,66 @@ fn threads_that_write_both_ways_lose_nothing_and_tear_nothing() {
         ((64 + found) as u64).next_multiple_of(512)
     });
     assert_eq!(statistics.used_bytes, used.sum::<u64>());
+}
+
+/// Memory of which a write lasts until its future is polled twice, as a copy does that another core sees half done.
+struct LateMemory(Rc<MemoryDevice>);
+
+impl Device for LateMemory {
+    fn geometry(&self) -> octokv_device::Geometry {
+        self.0.geometry()
+    }
+    fn name(&self) -> &str {
+        "late memory"
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.0.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        let memory = Rc::clone(&self.0);
+        DeviceFuture::boxed(async move {
+            octokv_runtime::yield_now().await;
+            memory.write(at, buffer).await
+        })
+    }
+    fn flush(&self) -> DeviceFuture {
+        self.0.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.0.trim(at, blocks)
+    }
+}
+
+#[test]
+fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
+    let mut fixture = HashFixture::default();
+    (fixture.format.unit_bytes, fixture.format.bitmap_partitions_log2) = (Some(512), 0);
+    let disk = RamDisk::new(1 << 20, 512).unwrap();
+    let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Arc::clone(&disk)));
+    let volume = block_on(open(&device, &pool(), fixture.open_config(), &fixture.format), || ()).unwrap();
+    let late: Rc<dyn Device> = Rc::new(LateMemory(Rc::new(MemoryDevice::new(disk))));
+    let engine = HashEngine::new(Arc::clone(&volume), 0, device, pool());
+    let other_core = HashEngine::new(volume, 1, late, pool());
+    let [key, first, second] = [1, 2, 3].map(key_of);
+    let put = |key: &Key, value: &[u8]| {
+        let lookup = engine.begin_lookup(key.as_bytes()).expect("in memory");
+        engine.put_now(key.as_bytes(), &lookup, PutMode::Upsert, value)
+    };
+    // Four units, then a longer record beyond them: the four are free.
+    let old = vec![1; 1_900];
+    assert_eq!(put(&key, &old), Some(PutOutcome::Stored));
+    let mut lookup = engine.begin_lookup(key.as_bytes()).expect("in memory");
+    engine.advance_lookup(&mut lookup, LookupStage::Record);
+    assert_eq!(put(&key, &vec![2; 4_000]), Some(PutOutcome::Stored));
+    // Another core has allocated the first unit, and not written it; the next one is written.
+    let record = record_of(other_core.record_layout(), &first, &[3; 100]);
+    let mut unwritten = pin!(other_core.put(&first, PutMode::Upsert, record, 100));
+    assert!(unwritten.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(put(&second, &[4; 300]), Some(PutOutcome::Stored));
+    let mut found = Vec::new();
+    let is_found = engine.get_now(key.as_bytes(), &lookup, &mut |value| {
+        found = value.to_vec();
+        true
+    });
+    assert!(is_found.is_none() || found == old, "{is_found:?}: a value that nobody wrote");
 }

@@ -1,8 +1,10 @@
 //! Operations that end at once ([`crate::direct`]), on volatile volumes in memory.
 //!
 //! A reader needs no epoch: it reads a record in place, while nothing writes those bytes, and compares identity and
-//! key in the header, so that space which was given to another record is noticed. A record is written in one access, and its
-//! checksums are not verified again: memory is trusted, as its copy in any cache would be. A writer takes no key lock: it changes the
+//! key in the header, so that space which was given to another record is noticed. Its units may be given to several records,
+//! and the first be written last, so of a longer record than one unit the reader also finds, while it holds those bytes, that the
+//! index still names it. A record is written in one access, and its checksums are not verified again: memory is trusted, as
+//! its copy in any cache would be. A writer takes no key lock: it changes the
 //! index under the lock of the key's partition, if no writer of the key is under way and the entry is the one that it
 //! verified. A writer with a key lock reads the index after it has the lock; it either sees this change, or is seen here.
 
@@ -102,6 +104,7 @@ impl HashCore {
         let mut is_received = false;
         self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
             if let Some(header) = self.own_header(bytes, record_ref, key)
+                && (record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref))
                 && let Ok(value) = header.unverified_value_range(bytes)
             {
                 is_received = receive(&bytes[value]);

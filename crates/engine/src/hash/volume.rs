@@ -337,6 +337,14 @@ impl HashVolume {
         Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
     }
 
+    /// Whether the index has this record for the key of this hash. False also if its partition is locked: the caller may hold
+    /// bytes of the device for which the owner of that lock waits.
+    pub(super) fn is_current(&self, hash: u128, record_ref: RecordRef) -> bool {
+        let (partition, tag) = self.partition_and_tag(hash);
+        let state = self.partitions[partition].state.try_lock();
+        state.is_some_and(|state| state.table.lookup(tag).any(|found| found == record_ref))
+    }
+
     /// Whether no change is in flight to the journal, no checkpoint is being written, and no abandoned operation runs.
     pub fn is_idle(&self) -> bool {
         self.commits.is_idle()
