@@ -34,6 +34,9 @@ impl DirectBackend for DirectMemory<'_> {
     fn is_open(&self) -> bool {
         self.is_open
     }
+    fn serves(&mut self, _: NamespaceId) -> bool {
+        true
+    }
     fn begin_lookup(&mut self, _: NamespaceId, key: &[u8]) -> Option<Self::Lookup> {
         (!key.len().is_multiple_of(5)).then_some(None)
     }
@@ -92,7 +95,7 @@ impl DirectBackend for DirectMemory<'_> {
             other => panic!("{other:?}"),
         }
     }
-    fn end_execution(&mut self, commands: usize) {
+    fn end_execution(&mut self, commands: usize, _: u64) {
         *self.at_once += commands as u64;
     }
 }
