@@ -49,13 +49,13 @@ impl<const UNITS: usize> Volume<UNITS> {
     /// Replaces the key's record and retires the space of the previous one.
     fn replace(&self, new: Option<usize>) {
         let old = std::mem::replace(&mut *self.entry.lock().unwrap(), new).expect("the key exists");
-        self.epochs.retire(&[Extent { location: old as u64, units: 1 }]);
+        self.epochs.retire(0, &[Extent { location: old as u64, units: 1 }]);
     }
 
     /// Reuses all space that no reader can use. Gives the number of units.
     fn reuse(&self) -> usize {
         let mut reused = 0;
-        self.epochs.reclaim(usize::MAX, |extent| {
+        self.epochs.reclaim_all(|extent| {
             self.units[extent.location as usize].write();
             reused += 1;
         });

@@ -2,15 +2,16 @@
 //!
 //! A reader *enters* an epoch before it looks up a record and leaves it after reading the record. Freed space is retired
 //! with the current epoch, and is reclaimed when all readers that entered in that epoch or earlier have left. Each core
-//! counts its own readers and publishes its oldest epoch.
+//! counts its own readers, publishes its oldest epoch, and keeps the space that it retired: while no reader is in its way,
+//! it writes no line that another core reads. The epoch advances when space has to wait for readers of the current one.
 //!
 //! Correctness: a reader publishes its epoch before its lookup; space is retired after its entry is out of the index, and
 //! takes its epoch after that. A reader that found the old entry has therefore published an epoch no later than that of
 //! the space. The lock of the index partition orders the two: a reader that locks it after the removal does not find the
 //! entry.
 //!
-//! Orderings: that lock and the lock of the queue carry the epochs from a reader that found the entry to the reclaiming
-//! core, so `current` is relaxed. A reader's end has no lock: its release store, read by an acquire load, puts its reads
+//! Orderings: that lock and the lock of the queue carry the epochs from a reader that found the entry to the retiring and the
+//! reclaiming core, so `current` is relaxed: who retires the space reads no older epoch than that reader. A reader's end has no lock: its release store, read by an acquire load, puts its reads
 //! before the reuse. A writer that finds no space may wait for the readers that hold some back ([`Epochs::readers_left`]):
 //! either it sees that the last one has left, or that one sees that somebody waits; a fence on both sides orders the two.
 //! Model checked in `tests/loom.rs`.
@@ -28,8 +29,9 @@ pub struct Epochs {
     current: AtomicU64,
     /// The oldest epoch with a reader on each core; `u64::MAX` without readers.
     oldest: Box<[PaddedEpoch]>,
-    /// At most `extents_max` runs: they are disjoint, since none is allocated again before it leaves the queue.
-    retired: Mutex<VecDeque<(u64, Extent)>>,
+    /// By core, the space that it retired: at most `extents_max` runs, which are disjoint, since none is allocated again before
+    /// it leaves its queue.
+    retired: Box<[RetiredQueue]>,
     extents_max: u64,
     /// 1 while `waiters` has any.
     are_waiting: AtomicU64,
@@ -41,6 +43,10 @@ pub struct Epochs {
 #[repr(align(64))]
 struct PaddedEpoch(AtomicU64);
 
+/// The space that one core retired, oldest first, in a cache line of its own.
+#[repr(align(64))]
+struct RetiredQueue(Mutex<VecDeque<(u64, Extent)>>);
+
 impl Epochs {
     /// The epochs of the readers of `cores` cores, for a record area of `record_units` units.
     pub fn new(cores: usize, record_units: u64) -> Epochs {
@@ -48,7 +54,7 @@ impl Epochs {
         Epochs {
             current: AtomicU64::new(0),
             oldest: (0..cores).map(no_reader).collect(),
-            retired: Mutex::new(VecDeque::new()),
+            retired: (0..cores).map(|_| RetiredQueue(Mutex::new(VecDeque::new()))).collect(),
             extents_max: record_units,
             are_waiting: AtomicU64::new(0),
             waiters: Mutex::new(Vec::new()),
@@ -60,14 +66,14 @@ impl Epochs {
         self.oldest.len()
     }
 
-    /// Retires space. REQUIRES: its entries are out of the index.
+    /// Retires space of core `core`. REQUIRES: its entries are out of the index.
     ///
     /// # Panics
     /// If more runs are retired than the record area has units.
-    pub fn retire(&self, extents: &[Extent]) {
+    pub fn retire(&self, core: usize, extents: &[Extent]) {
         if !extents.is_empty() {
-            let epoch = self.current.fetch_add(1, Ordering::Relaxed);
-            let mut retired = self.retired.lock();
+            let epoch = self.current.load(Ordering::Relaxed);
+            let mut retired = self.retired[core].0.lock();
             retired.extend(extents.iter().map(|&extent| (epoch, extent)));
             assert!(
                 retired.len() as u64 <= self.extents_max,
@@ -78,35 +84,56 @@ impl Epochs {
         }
     }
 
-    /// Calls `each` for up to `limit` retired extents that no reader can use.
-    pub fn reclaim(&self, limit: usize, mut each: impl FnMut(Extent)) {
-        let mut freed = self.retired.lock();
-        if freed.is_empty() {
-            return;
-        }
-        let oldest = self.oldest();
+    /// Calls `each` for up to `limit` extents that core `core` retired and no reader can use.
+    pub fn reclaim(&self, core: usize, limit: usize, mut each: impl FnMut(Extent)) {
+        let mut retired = self.retired[core].0.lock();
         for _ in 0..limit {
-            match freed.front() {
-                Some(&(epoch, extent))
-                    if epoch < oldest || bug_injection::is_injected(InjectedBug::IgnoreEpochs) =>
-                {
-                    freed.pop_front();
-                    each(extent);
-                }
-                _ => return,
+            match self.pop_free(&mut retired, |_| true) {
+                Some(extent) => each(extent),
+                None => return,
             }
         }
     }
 
+    /// [`Epochs::reclaim`] of all space, whichever core retired it.
+    pub fn reclaim_all(&self, mut each: impl FnMut(Extent)) {
+        (0..self.retired.len()).for_each(|core| self.reclaim(core, usize::MAX, &mut each));
+    }
+
+    /// The run that core `core` retired first, if no reader can use it and it has this length.
+    pub fn recycle(&self, core: usize, units: u64) -> Option<Extent> {
+        self.pop_free(&mut self.retired[core].0.lock(), |extent| extent.units == units)
+    }
+
+    /// Takes the first extent of a queue, if no reader can use it and `accepts` it. If readers of the current epoch are in its
+    /// way, others enter the next one.
+    fn pop_free(
+        &self,
+        retired: &mut VecDeque<(u64, Extent)>,
+        accepts: impl FnOnce(Extent) -> bool,
+    ) -> Option<Extent> {
+        let &(epoch, extent) = retired.front()?;
+        if epoch >= self.oldest() && !bug_injection::is_injected(InjectedBug::IgnoreEpochs) {
+            if epoch == self.current.load(Ordering::Relaxed) {
+                self.current.fetch_add(1, Ordering::Relaxed);
+            }
+            return None;
+        }
+        accepts(extent).then(|| {
+            retired.pop_front();
+            extent
+        })
+    }
+
     /// Whether some retired space is not reclaimed.
     pub fn has_retired(&self) -> bool {
-        !self.retired.lock().is_empty()
+        self.retired.iter().any(|queue| !queue.0.lock().is_empty())
     }
 
     /// Waits until the readers that are active now have left. What is retired now can be reclaimed then, unless another
     /// reader entered meanwhile with an epoch that it read before. REQUIRES: the caller is in no epoch.
     pub fn readers_left(&self) -> impl Future<Output = ()> + '_ {
-        let current = self.current.load(Ordering::Relaxed);
+        let current = self.current.fetch_add(1, Ordering::Relaxed) + 1;
         poll_fn(move |context| {
             if self.oldest() >= current {
                 return Poll::Ready(());
@@ -166,6 +193,11 @@ impl EpochReaders {
         EpochReaders { core, active: RefCell::default() }
     }
 
+    /// The core.
+    pub fn core(&self) -> usize {
+        self.core
+    }
+
     /// Enters the current epoch. REQUIRES: the lookup follows.
     pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> EpochGuard<'a> {
         let epoch = epochs.current.load(Ordering::Relaxed);
@@ -218,7 +250,7 @@ mod tests {
 
     fn reclaimed(epochs: &Epochs) -> usize {
         let mut count = 0;
-        epochs.reclaim(usize::MAX, |_| count += 1);
+        epochs.reclaim_all(|_| count += 1);
         count
     }
 
@@ -227,15 +259,34 @@ mod tests {
         let (epochs, here, there) = (Epochs::new(2, 8), EpochReaders::new(0), EpochReaders::new(1));
         let extent = [Extent { location: 1, units: 1 }];
         let early = here.enter(&epochs);
-        epochs.retire(&extent);
-        let late = there.enter(&epochs);
+        epochs.retire(0, &extent);
         assert_eq!(reclaimed(&epochs), 0);
+        // The space had to wait, so that this reader enters the next epoch.
+        let late = there.enter(&epochs);
         drop(early);
         assert_eq!(reclaimed(&epochs), 1, "the late reader cannot have found it");
-        epochs.retire(&extent);
+        epochs.retire(1, &extent);
         assert_eq!(reclaimed(&epochs), 0);
         drop(late);
         assert_eq!(reclaimed(&epochs), 1);
+    }
+
+    #[test]
+    fn a_core_recycles_the_space_that_it_retired_first() {
+        let (epochs, readers) = (Epochs::new(2, 8), EpochReaders::new(0));
+        let [one, two] = [1, 2].map(|units| Extent { location: 8 * units, units });
+        epochs.retire(1, &[two]);
+        epochs.retire(0, &[two, one]);
+        assert_eq!(epochs.recycle(0, 1), None, "the first has two units");
+        let reader = readers.enter(&epochs);
+        assert_eq!(epochs.recycle(0, 2), None, "a reader may use it");
+        drop(reader);
+        assert_eq!(
+            (epochs.recycle(0, 2), epochs.recycle(0, 1), epochs.recycle(0, 1)),
+            (Some(two), Some(one), None)
+        );
+        assert!(epochs.has_retired());
+        assert_eq!((epochs.recycle(1, 2), epochs.has_retired()), (Some(two), false));
     }
 
     #[test]
@@ -243,9 +294,9 @@ mod tests {
         let (epochs, readers) = (Epochs::new(1, 8), EpochReaders::new(0));
         let extent = [Extent { location: 1, units: 1 }];
         let first = readers.enter(&epochs);
-        epochs.retire(&extent);
+        epochs.retire(0, &extent);
         let second = readers.enter(&epochs);
-        epochs.retire(&extent);
+        epochs.retire(0, &extent);
         drop(second);
         assert_eq!(reclaimed(&epochs), 0);
         drop(first);
@@ -256,10 +307,10 @@ mod tests {
     fn who_needs_space_is_woken_when_the_readers_of_before_have_left() {
         let (epochs, readers, other) = (Epochs::new(2, 8), EpochReaders::new(0), EpochReaders::new(1));
         let early = readers.enter(&epochs);
-        epochs.retire(&[Extent { location: 1, units: 1 }]);
-        let late = other.enter(&epochs);
+        epochs.retire(0, &[Extent { location: 1, units: 1 }]);
         let waker = Arc::new(CountingWaker::default());
         let mut left = pin!(epochs.readers_left());
+        let late = other.enter(&epochs);
         let task = Waker::from(Arc::clone(&waker));
         let mut poll = || left.as_mut().poll(&mut Context::from_waker(&task));
         assert_eq!((poll(), poll()), (Poll::Pending, Poll::Pending));
@@ -279,6 +330,6 @@ mod tests {
     #[should_panic(expected = "3 runs of units are retired in a record area of 2 units")]
     fn more_retired_runs_than_units_is_a_bug() {
         let epochs = Epochs::new(1, 2);
-        epochs.retire(&[Extent { location: 1, units: 1 }; 3]);
+        epochs.retire(0, &[Extent { location: 1, units: 1 }; 3]);
     }
 }

@@ -25,7 +25,6 @@ use super::allocator::Extent;
 use super::commit_queue::{
     BatchBuffers, BatchClaim, CommitQueue, JournalPosition, PoisonGuard, RecordState, WaiterAction,
 };
-use super::epoch::Epochs;
 use super::journal::{self, BatchHeader, JournalEntry};
 use super::key_locks::{KeyGuard, KeyLocks};
 use crate::bug_injection::{self, InjectedBug};
@@ -58,8 +57,8 @@ pub trait GroupCommit {
     fn journal_lba(&self, copy: u64, unit: u32) -> Lba;
     /// Applies a durable change, and gives the space that it frees. Changes come in the order of their numbers.
     fn apply(&self, entry: &Self::Entry, number: u64) -> Option<Extent>;
-    /// Where freed space waits for its readers.
-    fn epochs(&self) -> &Epochs;
+    /// Retires freed space, which waits for its readers.
+    fn retire(&self, freed: &[Extent]);
     /// Locks of this module: one serializes checkpoints, one deferred flushes.
     fn maintenance_locks(&self) -> &KeyLocks;
     /// Writes a checkpoint, and releases the journal before it. REQUIRES: no other is being written.
@@ -167,7 +166,7 @@ pub async fn flush_deferred<E: GroupCommit>(engine: &E) -> Result<(), EngineErro
     let Some((batch, freed)) = commits.take_pending_free() else { return Ok(()) };
     flush_device(engine).await?;
     commits.note_flushed_through(batch);
-    engine.epochs().retire(&freed);
+    engine.retire(&freed);
     Ok(())
 }
 
@@ -280,7 +279,7 @@ async fn write_batch<E: GroupCommit>(
     if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly) {
         // The put has released the space already.
     } else if durable || bug_injection::is_injected(InjectedBug::ReuseSpaceUnflushed) {
-        engine.epochs().retire(&buffers.freed);
+        engine.retire(&buffers.freed);
     } else {
         commits.defer_free(&buffers.freed);
     }

@@ -142,7 +142,7 @@ impl HashCore {
             (_, PutMode::IfVersion(_)) => return None,
         };
         let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
-        let extent = volume.allocate(lookup.hash, &self.preferred_partition, units)?;
+        let extent = self.allocate(lookup.hash, units)?;
         let sequence = volume.next_sequence();
         let identity = RecordId {
             volume_id: volume.volume_id(),
@@ -196,7 +196,7 @@ impl HashCore {
                 true
             }
             Some(freed) => {
-                self.volume.epochs.retire(freed.as_slice());
+                self.retire(freed.as_slice());
                 true
             }
             None => {

@@ -113,6 +113,16 @@ impl HashCore {
         self.readers.enter(&self.volume.epochs)
     }
 
+    /// Retires space that this core's changes freed.
+    pub(super) fn retire(&self, freed: &[Extent]) {
+        self.volume.epochs.retire(self.readers.core(), freed);
+    }
+
+    /// Allocates space for the record of a key; `None` if the volume has none now.
+    pub(super) fn allocate(&self, hash: u128, units: u64) -> Option<Extent> {
+        self.volume.allocate(self.readers.core(), hash, &self.preferred_partition, units)
+    }
+
     /// Reads a whole record. REQUIRES: the caller is in an epoch since it took the reference from the index.
     pub(super) async fn read_whole(&self, record_ref: RecordRef) -> Result<Buffer, EngineError> {
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
@@ -250,7 +260,7 @@ impl HashCore {
     /// Applies a change whose record is on a volatile device, which has no journal.
     fn apply_volatile(&self, entry: IndexChange, outcome: WriteOutcome) {
         let volume = &self.volume;
-        volume.epochs.retire(volume.apply(&entry.amended(outcome), 0).as_slice());
+        self.retire(volume.apply(&entry.amended(outcome), 0).as_slice());
     }
 
     /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
@@ -313,7 +323,7 @@ impl HashCore {
         for waits_left in (0..=SPACE_WAITS_MAX).rev() {
             let epoch_guard = self.enter_epoch();
             let predecessor = self.find_predecessor(mode, hash, key).await?;
-            if let Some(extent) = self.volume.allocate(hash, &self.preferred_partition, units) {
+            if let Some(extent) = self.allocate(hash, units) {
                 return Ok(Some((epoch_guard, predecessor, extent)));
             }
             drop(epoch_guard);
@@ -367,7 +377,7 @@ impl HashCore {
             _ => {}
         }
         let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
-        let extent = match volume.allocate(hash, &self.preferred_partition, units) {
+        let extent = match self.allocate(hash, units) {
             Some(extent) => extent,
             None => {
                 drop(epoch_guard);

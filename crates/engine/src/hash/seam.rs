@@ -10,7 +10,6 @@ use super::verify::verify;
 use super::volume::HashVolume;
 use crate::common::allocator::Extent;
 use crate::common::commit_queue::CommitQueue;
-use crate::common::epoch::Epochs;
 use crate::common::group_commit::GroupCommit;
 use crate::common::key_locks::KeyLocks;
 use crate::common::superblock_io::{check_slots, newest};
@@ -118,8 +117,8 @@ impl GroupCommit for HashCore {
         self.volume.apply(change, number)
     }
 
-    fn epochs(&self) -> &Epochs {
-        &self.volume.epochs
+    fn retire(&self, freed: &[Extent]) {
+        HashCore::retire(self, freed);
     }
 
     fn maintenance_locks(&self) -> &KeyLocks {

@@ -271,14 +271,21 @@ impl HashVolume {
     /// Allocates space for a record, after reclaiming some retired space.
     pub(super) fn allocate(
         &self,
+        core: usize,
         hash: u128,
         preferred_partition: &Cell<usize>,
         units: u64,
     ) -> Option<Extent> {
-        self.epochs.reclaim(8, |extent| self.space.release(extent));
+        // In memory a record may be anywhere: the space that this core freed first is taken at once, if it has the size.
+        if self.volatile
+            && let Some(extent) = self.epochs.recycle(core, units)
+        {
+            return Some(extent);
+        }
+        self.epochs.reclaim(core, 8, |extent| self.space.release(extent));
         let placement_hash = (hash >> 64) as u64;
         self.space.allocate(placement_hash, preferred_partition, units).or_else(|| {
-            self.epochs.reclaim(usize::MAX, |extent| self.space.release(extent));
+            self.epochs.reclaim_all(|extent| self.space.release(extent));
             self.space.allocate(placement_hash, preferred_partition, units)
         })
     }
