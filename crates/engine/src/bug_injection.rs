@@ -42,6 +42,8 @@ pub enum InjectedBug {
     ApplyDespiteKeyLock,
     /// A reader that does not wait takes whatever record is in the place that the index named.
     SkipIdentityInPlace,
+    /// A reader that does not wait takes the end of a record whose header it has identified.
+    TrustEndInPlace,
     /// A writer that does not wait frees the space of the record that it replaces, while readers may still read it.
     FreeUnderReaders,
 }

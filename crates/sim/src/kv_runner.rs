@@ -10,7 +10,9 @@
 use crate::draw::between;
 use crate::history::History;
 use crate::kv_workload::KvWorkload;
-use crate::node_under_test::{AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult};
+use crate::node_under_test::{
+    AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
+};
 use crate::operator::Operator;
 use crate::parallel_core::ParallelCore;
 use crate::power_loss::{crash_survivors, matches_any};
@@ -47,6 +49,8 @@ struct DiskState {
     may_lose_unflushed: bool,
     /// Failed writes and flushes at the last start of the node.
     writes_failed: u64,
+    /// A core beside those of the running node.
+    parallel_core: Option<Rc<ParallelCore>>,
 }
 
 /// Runs a plan.
@@ -138,6 +142,7 @@ impl ScenarioRunner for KvRunner {
     fn stop(&mut self, node: usize, failure: HostFailure) {
         self.count_checkpoints(node);
         self.simulation.faults.disks()[node].set_interference(None);
+        self.disks[node].parallel_core = None;
         self.simulation.workload.borrow_mut().histories[node].node_is_up = false;
         self.simulation.node[node].stop(failure);
     }
@@ -197,6 +202,8 @@ impl ScenarioRunner for KvRunner {
     fn settle(&mut self) -> Result<(), String> {
         self.restore_defaults()?;
         self.wait_until_quiescent("the nodes' work for disconnected clients")?;
+        self.disks.iter().filter_map(|disk| disk.parallel_core.as_ref()).for_each(|core| core.finish());
+        self.take_violation()?;
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
         self.wait_until_quiescent("the nodes' background work")
@@ -253,12 +260,18 @@ impl KvRunner {
 
     /// Starts a core that acts in the middle of operations of the others, if the plan has one.
     fn start_parallel_core(&mut self, node: usize) {
-        let Simulation { node: nodes, random, faults, workload, .. } = &mut self.simulation;
+        let Simulation { sim, node: nodes, random, faults, workload, .. } = &mut self.simulation;
         let (plan, under_test) = (nodes[node].sim_node.plan, &nodes[node]);
         let (Some(volume), Some(memory)) = (under_test.volume(), under_test.memory()) else { return };
         if plan.has_parallel_core {
-            let core = ParallelCore::new(volume, plan.cores, memory, node, workload, random.fork());
-            faults.disks()[node].set_interference(Some(Rc::new(move || core.execute_one())));
+            let host = under_test.sim_node.host;
+            let (handle, random) = (handle_without_devices(sim, host), random.fork());
+            let core = ParallelCore::new(volume, plan.cores, memory, node, workload, random, handle.clone());
+            let core = Rc::new(core);
+            let own = Rc::clone(&core);
+            sim.add_reactor(host, handle, move |now| own.run_iteration(now));
+            self.disks[node].parallel_core = Some(Rc::clone(&core));
+            faults.disks()[node].set_interference(Some(Rc::new(move || core.act())));
         }
     }
 

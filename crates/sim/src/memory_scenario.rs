@@ -40,7 +40,8 @@ pub fn draw_memory_plan(seed: u64) -> KvScenarioPlan {
     if plan.load.keys < 8 {
         // The search for an order of the calls on a key is bounded.
         for host in &mut plan.hosts {
-            (host.commands_max, host.sessions) = (host.commands_max.min(8), host.sessions.min(2));
+            let commands_max = if plan.nodes[0].has_parallel_core { 4 } else { 8 };
+            (host.commands_max, host.sessions) = (host.commands_max.min(commands_max), host.sessions.min(2));
         }
     }
     let has_network_faults = random.one_in(2);

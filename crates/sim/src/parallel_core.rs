@@ -2,28 +2,45 @@
 //!
 //! A simulated core runs an iteration as a whole, so that no other core acts between the steps of an operation that ends at
 //! once. On a real node one does. In: calls from the device, which such an operation accesses between two of its steps. Out:
-//! operations that end at once too, on the same volume, in the history of the node.
+//! operations on the same volume, in the history of the node: such that end at once too, and a put that has allocated its
+//! space and writes it later.
 
 use crate::draw::draw_value_bytes;
+use crate::history::CallId;
 use crate::kv_workload::KvWorkload;
-use octokv_base::{BufferPool, Prng};
-use octokv_device::{Device, MemoryDevice, RamDisk};
-use octokv_engine::conformance::value_of;
+use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng};
+use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_engine::conformance::{record_of, value_of};
 use octokv_engine::linearizability::{Call, CallResult, Observed};
-use octokv_engine::{AnyEngine, AnyVolume, DeleteOutcome, Engine, PutMode, PutOutcome, Volume};
-use std::cell::RefCell;
+use octokv_engine::{AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, PutMode, PutOutcome, Volume};
+use octokv_runtime::{ReactorHandle, yield_now};
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 /// Buffers that its operations would need if they had to wait, which they do not.
 const POOL_BYTES: usize = 1 << 20;
+/// A put waits for its own write and for one other writer of its key.
+const FINISH_POLLS_MAX: usize = 100;
+/// The longest time between two polls of a late put.
+const LATE_PUT_INTERVAL: Nanos = Nanos::from_micros(20);
+
+type LatePut = Pin<Box<dyn Future<Output = Result<PutOutcome, EngineError>>>>;
 
 /// See the module header.
 pub struct ParallelCore {
-    engine: AnyEngine,
+    engine: Rc<AnyEngine>,
     node: usize,
     workload: Rc<RefCell<KvWorkload>>,
     random: RefCell<Prng>,
+    /// A put that has begun.
+    late_put: RefCell<Option<(CallId, LatePut)>>,
+    /// When it is polled.
+    late_put_due: Cell<Nanos>,
+    handle: ReactorHandle,
 }
 
 impl ParallelCore {
@@ -35,14 +52,102 @@ impl ParallelCore {
         node: usize,
         workload: &Rc<RefCell<KvWorkload>>,
         random: Prng,
+        handle: ReactorHandle,
     ) -> ParallelCore {
-        let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Arc::clone(memory)));
-        let engine = volume.engine(core, &[device], BufferPool::new(POOL_BYTES));
-        ParallelCore { engine, node, workload: Rc::clone(workload), random: RefCell::new(random) }
+        let device: Rc<dyn Device> = Rc::new(LateMemory(Rc::new(MemoryDevice::new(Arc::clone(memory)))));
+        let engine = Rc::new(volume.engine(core, &[device], BufferPool::new(POOL_BYTES)));
+        let (workload, random) = (Rc::clone(workload), RefCell::new(random));
+        let late_put_due = Cell::new(Nanos::NEVER);
+        ParallelCore { engine, node, workload, random, late_put: RefCell::default(), late_put_due, handle }
+    }
+
+    /// Runs an iteration of its reactor, which polls a late put when that is due.
+    pub fn run_iteration(&self, now: Nanos) -> bool {
+        self.handle.begin_iteration(now);
+        if self.late_put.borrow().is_none() {
+            self.late_put_due.set(Nanos::NEVER);
+        } else if self.late_put_due.get() == Nanos::NEVER {
+            self.late_put_due.set(now + LATE_PUT_INTERVAL);
+        } else if now >= self.late_put_due.get() {
+            self.poll_late_put();
+            self.late_put_due.set(now + LATE_PUT_INTERVAL);
+        }
+        self.handle.request_wakeup_at(self.late_put_due.get());
+        false
+    }
+
+    /// Does some steps.
+    pub fn act(&self) {
+        loop {
+            let step = self.random.borrow_mut().below(8);
+            match step {
+                0 => self.begin_late_put(),
+                1 => self.poll_late_put(),
+                _ => self.execute_one(),
+            }
+            if self.random.borrow_mut().one_in(5) {
+                return;
+            }
+        }
+    }
+
+    /// Ends what has begun. REQUIRES: the node is quiescent.
+    pub fn finish(&self) {
+        for _ in 0..FINISH_POLLS_MAX {
+            if self.late_put.borrow().is_none() {
+                return;
+            }
+            self.poll_late_put();
+        }
+        self.workload.borrow_mut().progress.fail("a put does not end beside an idle node".to_owned());
+    }
+
+    fn begin_late_put(&self) {
+        let mut late_put = self.late_put.borrow_mut();
+        if late_put.is_some() {
+            return;
+        }
+        let random = &mut *self.random.borrow_mut();
+        let workload = &mut *self.workload.borrow_mut();
+        let (load, history) = (workload.load, &mut workload.histories[self.node]);
+        let index = random.below(load.keys) as usize;
+        let key = history.keys()[index].clone();
+        let bytes = draw_value_bytes(random, load.value_bytes_max);
+        let (operation, mode) = (history.next_operation(bytes as u32), PutMode::Upsert);
+        let id = history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
+        let record = record_of(self.engine.record_layout(), &key, &value_of(&key, operation, bytes));
+        let engine = Rc::clone(&self.engine);
+        let mut put: LatePut = Box::pin(async move { engine.put(&key, mode, record, bytes).await });
+        // Up to its write, or to the end of another writer of the key.
+        if put.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return history.mark_not_executed(id);
+        }
+        *late_put = Some((id, put));
+        self.handle.core_waker().notify();
+    }
+
+    fn poll_late_put(&self) {
+        let mut late_put = self.late_put.borrow_mut();
+        let Some((id, put)) = &mut *late_put else { return };
+        let Poll::Ready(outcome) = put.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { return };
+        let workload = &mut *self.workload.borrow_mut();
+        let history = &mut workload.histories[self.node];
+        let ended = match outcome {
+            Ok(PutOutcome::Stored) => history.end(*id, CallResult::Acknowledged),
+            Ok(PutOutcome::Full) | Err(EngineError::NoMemory) => {
+                history.mark_not_executed(*id);
+                Ok(())
+            }
+            other => Err(format!("a put ended with {other:?}")),
+        };
+        if let Err(message) = ended {
+            workload.progress.fail(message);
+        }
+        *late_put = None;
     }
 
     /// Executes one operation on a random key, if it need not wait.
-    pub fn execute_one(&self) {
+    fn execute_one(&self) {
         let random = &mut *self.random.borrow_mut();
         let workload = &mut *self.workload.borrow_mut();
         let (load, history) = (workload.load, &mut workload.histories[self.node]);
@@ -107,5 +212,39 @@ impl ParallelCore {
         if let Err(message) = ended {
             workload.progress.fail(message);
         }
+    }
+}
+
+/// Memory whose writes happen when they are polled for the second time.
+struct LateMemory(Rc<MemoryDevice>);
+
+impl Device for LateMemory {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn name(&self) -> &str {
+        "late memory"
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.0.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        let memory = Rc::clone(&self.0);
+        DeviceFuture::boxed(async move {
+            yield_now().await;
+            memory.write(at, buffer).await
+        })
+    }
+    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+        self.0.read_in_place(at, bytes, read)
+    }
+    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.0.write_in_place(at, bytes, write)
+    }
+    fn flush(&self) -> DeviceFuture {
+        self.0.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.0.trim(at, blocks)
     }
 }

@@ -3,6 +3,7 @@
 use octokv_engine::bug_injection as engine;
 use octokv_node::bug_injection as node;
 use octokv_sim::{Scenario, SweepConfig, run_sweep};
+use std::ops::Range;
 use std::sync::Once;
 
 /// Silences panics while a bug is injected: a failed assertion is an expected finding.
@@ -18,24 +19,24 @@ fn silence_expected_panics() {
     });
 }
 
-fn assert_found(bug: &str, seeds: u64) {
-    let config = SweepConfig { scenario: Some(Scenario::Memory), ..SweepConfig::new(0..seeds) };
+fn assert_found(bug: &str, seeds: Range<u64>) {
+    let config = SweepConfig { scenario: Some(Scenario::Memory), ..SweepConfig::new(seeds.clone()) };
     let outcome = run_sweep(&config, |_| true);
     engine::inject(None);
     node::inject(None);
-    let failure = outcome.failure.unwrap_or_else(|| panic!("{bug} is not found in {seeds} seeds"));
+    let failure = outcome.failure.unwrap_or_else(|| panic!("{bug} is not found in seeds {seeds:?}"));
     let message = failure.message.lines().next().unwrap_or_default();
     println!("{bug}, after {} seeds: {message}", outcome.seeds);
     assert!(failure.replay_command().ends_with("--scenario memory"));
 }
 
-fn assert_found_in_engine(bug: engine::InjectedBug, seeds: u64) {
+fn assert_found_in_engine(bug: engine::InjectedBug, seeds: Range<u64>) {
     silence_expected_panics();
     engine::inject(Some(bug));
     assert_found(&format!("{bug:?}"), seeds);
 }
 
-fn assert_found_in_node(bug: node::InjectedBug, seeds: u64) {
+fn assert_found_in_node(bug: node::InjectedBug, seeds: Range<u64>) {
     silence_expected_panics();
     node::inject(Some(bug));
     assert_found(&format!("{bug:?}"), seeds);
@@ -43,26 +44,32 @@ fn assert_found_in_node(bug: node::InjectedBug, seeds: u64) {
 
 #[test]
 fn a_change_of_an_entry_that_was_not_compared_is_found() {
-    assert_found_in_engine(engine::InjectedBug::ApplyUncompared, 400);
+    assert_found_in_engine(engine::InjectedBug::ApplyUncompared, 0..400);
 }
 
 #[test]
 fn a_change_of_a_key_that_a_writer_has_locked_is_found() {
-    assert_found_in_engine(engine::InjectedBug::ApplyDespiteKeyLock, 400);
+    assert_found_in_engine(engine::InjectedBug::ApplyDespiteKeyLock, 0..400);
 }
 
 #[test]
 fn a_record_in_place_that_is_not_identified_is_found() {
-    assert_found_in_engine(engine::InjectedBug::SkipIdentityInPlace, 400);
+    assert_found_in_engine(engine::InjectedBug::SkipIdentityInPlace, 0..400);
+}
+
+#[test]
+fn the_end_of_a_record_that_was_given_to_another_is_found() {
+    // Three operations of another core must come between two steps of a Retrieve.
+    assert_found_in_engine(engine::InjectedBug::TrustEndInPlace, 140..1_000);
 }
 
 #[test]
 fn space_that_is_freed_under_readers_that_wait_is_found() {
-    assert_found_in_engine(engine::InjectedBug::FreeUnderReaders, 400);
-    assert_found_in_engine(engine::InjectedBug::IgnoreEpochs, 400);
+    assert_found_in_engine(engine::InjectedBug::FreeUnderReaders, 0..400);
+    assert_found_in_engine(engine::InjectedBug::IgnoreEpochs, 0..400);
 }
 
 #[test]
 fn a_command_that_is_executed_both_ways_is_found() {
-    assert_found_in_node(node::InjectedBug::ExecuteTwice, 400);
+    assert_found_in_node(node::InjectedBug::ExecuteTwice, 0..400);
 }
