@@ -6,17 +6,20 @@ use crate::common::{
 };
 use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng, ShortKey};
 use octokv_nvmf::{
-    CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOperation,
-    RequestOutcome, StallReason, Target,
+    CloseReason, CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData,
+    RequestOperation, RequestOutcome, StallReason, Target,
 };
+use octokv_wire::fabrics::FabricsCommand;
 use octokv_wire::kv::StoreOptions;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::pdu::DataHeader;
 use octokv_wire::vendor::VendorCommand;
-use octokv_wire::{Sgl, Sqe, Status, kv};
+use octokv_wire::{Sgl, Sqe, Status, kv, log_page};
 use std::collections::BTreeMap;
 
 const BLOCKS: NamespaceId = NamespaceId(2);
+/// Of the queue of a [`TestHost`].
+const QUEUE_ENTRIES: u16 = 32;
 
 /// Which way the commands on a key take: the first letter of the key decides, so that the order of commands on one key is
 /// the same in both runs.
@@ -124,8 +127,10 @@ type Responses = BTreeMap<u16, (Status, u32, u32, Vec<u8>)>;
 struct Run {
     host: TestHost,
     /// The controller ends with its admin queue.
-    _admin: TestHost,
+    admin: TestHost,
     is_direct: bool,
+    /// Of the last completion.
+    sq_head: u16,
     at_once: u64,
     groups: u64,
 }
@@ -135,7 +140,8 @@ impl Run {
         let target = mixed_target();
         let admin = TestHost::admin(&target);
         let host = TestHost::io_with(&admin, 1, digests, digests);
-        Run { host, _admin: admin, is_direct, at_once: 0, groups: 0 }
+        // The completion of Connect was the first.
+        Run { host, admin, is_direct, sq_head: 1, at_once: 0, groups: 0 }
     }
 
     /// Sends bytes, executes all requests, and gives what came back, by command.
@@ -179,6 +185,8 @@ impl Run {
                 }
                 ReceivedPdu::Completion(cqe) => {
                     let id = cqe.command_id.get();
+                    self.sq_head = (self.sq_head + 1) % QUEUE_ENTRIES;
+                    assert_eq!(cqe.sq_head.get(), self.sq_head, "each completion advances the queue's head");
                     let response = CommandResponse { cqe, data: data.remove(&id).unwrap_or_default() };
                     let (dw0, dw1) = (response.dw0(), response.cqe.dw1.get());
                     let before = responses.insert(id, (response.status(), dw0, dw1, response.data));
@@ -195,6 +203,11 @@ impl Run {
     fn counters(&mut self) -> CounterSet {
         self.host.connection.tick(self.host.now);
         self.host.target.counters()
+    }
+
+    /// The page of the error log, with the newest entries.
+    fn error_log(&mut self) -> Vec<u8> {
+        self.admin.log(log_page::id::ERROR, 0, 0, 64 * 16).data
     }
 }
 
@@ -315,6 +328,7 @@ fn both_ways_agree(seed: u64, digests: bool) -> (u64, u64) {
     }
     let [long, direct] = &mut runs;
     assert_eq!(long.counters(), direct.counters(), "seed {seed}");
+    assert_eq!(long.error_log(), direct.error_log(), "seed {seed}");
     (direct.at_once, direct.groups)
 }
 
@@ -359,4 +373,53 @@ fn a_group_stays_within_the_dynamic_threshold() {
     // The host reads nothing: half is free, within a response, and those that wait have no buffer yet.
     let free_bytes = pool.free_bytes();
     assert!(free_bytes.abs_diff(1 << 19) < 2 * 61_440, "{free_bytes} B are free after {at_once} commands");
+}
+
+#[test]
+fn more_commands_than_the_queue_has_with_repeated_identifiers_are_answered_up_to_a_disconnect() {
+    const COMMANDS: u16 = 3 * QUEUE_ENTRIES;
+    let admin = TestHost::admin(&mixed_target());
+    let mut io = TestHost::io(&admin, 1);
+    let key = ShortKey::new(b"k").unwrap();
+    let exist = |id: u16| io.capsule(&kv::KvCommand::Exist { key }.encode(id % 5, NSID), &[]);
+    let mut bytes: Vec<u8> = (0..COMMANDS).flat_map(exist).collect();
+    bytes.extend(io.capsule(&FabricsCommand::Disconnect.encode(6), &[]));
+    bytes.extend((0..20).flat_map(exist));
+    let (mut operations, mut at_once) = (0, 0);
+    while !bytes.is_empty() {
+        let TestHost { connection, target, engine, now, requests, pool, .. } = &mut io;
+        let mut direct = DirectMemory {
+            engine,
+            target,
+            is_open: true,
+            operations: &mut operations,
+            at_once: &mut at_once,
+        };
+        let received = connection.receive_direct(*now, &bytes, pool, requests, &mut direct);
+        assert!(received.consumed_bytes > 0 && requests.len() <= usize::from(QUEUE_ENTRIES));
+        bytes.drain(..received.consumed_bytes);
+        for request in std::mem::take(requests) {
+            let outcome = engine.execute(target, request.namespace, request.operation);
+            connection.complete(request.slot, outcome);
+        }
+    }
+    io.drain();
+    let mut ids = Vec::new();
+    for pdu in io.received_pdus.drain(..) {
+        let ReceivedPdu::Completion(cqe) = pdu else { panic!("{pdu:?}") };
+        ids.push(cqe.command_id.get());
+        let status = cqe.status();
+        assert!(
+            status.is_success()
+                || status.is(Status::KV_KEY_DOES_NOT_EXIST)
+                || status.is(Status::COMMAND_ID_CONFLICT),
+            "{status:?}"
+        );
+    }
+    assert!(at_once > 10, "{at_once} commands were completed at once");
+    // A command that waits may be completed after the Disconnect, or not at all.
+    let answered = ids.iter().filter(|id| **id < 5).count();
+    assert!(ids.contains(&6) && answered <= usize::from(COMMANDS), "{answered} commands were answered");
+    assert_eq!(io.connection.close_reason(), Some(CloseReason::Disconnected));
+    assert_eq!(io.pool.in_use_bytes(), 0);
 }
