@@ -294,6 +294,15 @@ fn threads_that_write_both_ways_lose_nothing_and_tear_nothing() {
         ((64 + found) as u64).next_multiple_of(512)
     });
     assert_eq!(statistics.used_bytes, used.sum::<u64>());
+    // All the rest is free, also what was allocated for changes that were not applied.
+    let stored = (KEYS..).map(key_of).take_while(|key| {
+        let record = record_of(engine.record_layout(), key, &[1]);
+        block_on(engine.put(key, PutMode::Upsert, record, 1), || ()) == Ok(PutOutcome::Stored)
+    });
+    let units: u64 = stored.map(|key| (64 + key.len() as u64).div_ceil(512)).sum();
+    let free_bytes = statistics.capacity_bytes - statistics.used_bytes;
+    // The last key may have needed two units.
+    assert!(free_bytes / 512 - units <= 2, "{units} units were free, of {free_bytes} B");
 }
 
 /// Memory of which a write lasts until its future is polled twice, as a copy does that another core sees half done.
