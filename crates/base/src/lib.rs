@@ -7,6 +7,7 @@
 //! - [`ids`]: block addresses and namespace IDs.
 //! - [`key`]: keys, inline up to 16 bytes.
 //! - [`buffer`]: page-aligned buffers and their bounded pool.
+//! - [`shared_buffer`]: read-only bytes with several owners, within a budget.
 //! - [`mod@crc32c`]: CRC-32C (Castagnoli), the checksum on the wire and on media.
 //! - [`prng`]: a seeded pseudo-random number generator.
 //! - [`ring`]: positions of keys on the hash ring.
@@ -22,6 +23,7 @@ pub mod key;
 pub mod map;
 pub mod prng;
 pub mod ring;
+pub mod shared_buffer;
 pub mod time;
 pub mod version;
 
@@ -31,5 +33,6 @@ pub use ids::{Lba, NamespaceId};
 pub use key::{KEY_BYTES_MAX, Key, RecordLayout, ShortKey};
 pub use prng::Prng;
 pub use ring::{RingPosition, RingRange};
+pub use shared_buffer::{ByteBudget, DataBuffer, DataRef, SharedBuffer};
 pub use time::{Nanos, UnixTime};
 pub use version::Version;

@@ -12,7 +12,7 @@ use crate::{
     PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
     Volume, VolumeInfo,
 };
-use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
+use octokv_base::{BufferPool, DataRef, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
@@ -259,7 +259,7 @@ impl Engine for AnyEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(&[u8]) -> bool,
+        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
     ) -> Option<bool> {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),

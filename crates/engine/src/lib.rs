@@ -52,7 +52,7 @@ pub use verify_report::{
 };
 pub use volume::{DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo};
 
-use octokv_base::{Buffer, Key, RecordLayout, RingRange, Version};
+use octokv_base::{Buffer, DataRef, Key, RecordLayout, RingRange, Version};
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
 
@@ -207,7 +207,7 @@ pub trait Engine {
         &self,
         _key: &[u8],
         _lookup: &KeyLookup,
-        _receive: &mut dyn FnMut(&[u8]) -> bool,
+        _receive: &mut dyn FnMut(DataRef<'_>) -> bool,
     ) -> Option<bool> {
         None
     }

@@ -225,11 +225,12 @@ impl Engine for MemoryEngine {
         let mut buffer = Buffer::zeroed(requested.len());
         buffer.copy_from_slice(requested);
         Ok(Some(StoredValue {
-            buffer,
+            buffer: buffer.into(),
             offset: 0,
             bytes: requested.len() as u32,
             value_bytes: value.len() as u32,
             version: entry.version,
+            expires_at: entry.expires_at,
         }))
     }
 

@@ -1,6 +1,6 @@
 //! What operations take and give: values, conditions, versions, expiry, and their outcomes.
 
-use octokv_base::{Buffer, RingPosition, UnixTime, Version};
+use octokv_base::{Buffer, DataBuffer, RingPosition, UnixTime, Version};
 use std::ops::Range;
 
 /// The condition of a put on its key (NVMe KV 1.3, Store options; the last one is ours).
@@ -122,7 +122,7 @@ impl ValueRange {
 #[derive(Debug)]
 pub struct StoredValue {
     /// The buffer, with other bytes around those of the value.
-    pub buffer: Buffer,
+    pub buffer: DataBuffer,
     /// The offset of the first requested byte in the buffer.
     pub offset: u32,
     /// The number of requested bytes that the value has.
@@ -131,6 +131,8 @@ pub struct StoredValue {
     pub value_bytes: u32,
     /// The version of the key.
     pub version: Version,
+    /// When it expires.
+    pub expires_at: UnixTime,
 }
 
 impl StoredValue {

@@ -3,7 +3,9 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own threads contend for the same keys")]
 
 use crate::common::{HashFixture, pool, volatile_engine};
-use octokv_base::{Buffer, BufferPool, Key, Lba, Prng, RecordLayout, RingRange, Version};
+use octokv_base::{
+    Buffer, BufferPool, DataRef, Key, Lba, Prng, RecordLayout, RingRange, UnixTime, Version,
+};
 use octokv_device::{Device, DeviceFuture, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{
     EngineFixture, concurrent, key_of, operation_of, record_of, sequential, value_of,
@@ -51,12 +53,14 @@ impl DirectFirst {
     fn get_now(&self, key: &Key) -> Option<Option<StoredValue>> {
         let lookup = self.lookup(key)?;
         let mut stored = None;
-        let mut receive = |value: &[u8]| {
+        let mut receive = |value: DataRef<'_>| {
+            let value = value.as_bytes();
             let Some(mut buffer) = self.buffers.take(value.len().max(1)) else { return false };
             buffer[..value.len()].copy_from_slice(value);
             let bytes = value.len() as u32;
-            stored =
-                Some(StoredValue { buffer, offset: 0, bytes, value_bytes: bytes, version: Version::NONE });
+            let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
+            let buffer = buffer.into();
+            stored = Some(StoredValue { buffer, offset: 0, bytes, value_bytes: bytes, version, expires_at });
             true
         };
         let found = self.engine.get_now(key.as_bytes(), &lookup, &mut receive)?;
@@ -361,7 +365,7 @@ fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
     assert_eq!(put(&second, &[4; 300]), Some(PutOutcome::Stored));
     let mut found = Vec::new();
     let is_found = engine.get_now(key.as_bytes(), &lookup, &mut |value| {
-        found = value.to_vec();
+        found = value.as_bytes().to_vec();
         true
     });
     assert!(is_found.is_none() || found == old, "{is_found:?}: a value that nobody wrote");

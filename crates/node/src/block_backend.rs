@@ -10,7 +10,7 @@
 use crate::buffer_wait::wait_for_buffer;
 use crate::bug_injection::{self, InjectedBug};
 use crate::range_locks::{RangeGuard, RangeLocks};
-use octokv_base::{Buffer, BufferPool, Lba};
+use octokv_base::{Buffer, BufferPool, DataRef, Lba};
 use octokv_device::{Device, DeviceError};
 use octokv_nvmf::{LbaRange, ReceiveData, RequestOperation, RequestOutcome};
 use octokv_runtime::ReactorHandle;
@@ -165,7 +165,7 @@ impl BlockBackend {
         let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
         let mut is_received = false;
         self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| {
-            is_received = receive(&blocks[start..start + bytes]);
+            is_received = receive(DataRef::Borrowed(&blocks[start..start + bytes]));
         });
         is_received.then_some(())
     }

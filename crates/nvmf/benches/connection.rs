@@ -65,7 +65,7 @@ fn round(case: &Case) -> f64 {
 
 fn value_of(pool: &BufferPool, bytes: usize) -> RequestOutcome {
     let buffer: Buffer = pool.take(64 + bytes).expect("a buffer of the bench");
-    RequestOutcome::Value { buffer, offset: 64, bytes }
+    RequestOutcome::Value { buffer: buffer.into(), offset: 64, bytes }
 }
 
 fn main() {

@@ -11,7 +11,7 @@
 
 use crate::io_request::{RequestOperation, StoreMode};
 use crate::namespace_info::NamespaceInfo;
-use octokv_base::{Buffer, Key, Lba, NamespaceId, RecordLayout};
+use octokv_base::{DataBuffer, Key, Lba, NamespaceId, RecordLayout};
 use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
@@ -294,7 +294,7 @@ pub(crate) struct CommandResult {
     pub status: Status,
     pub dw0: u32,
     /// The buffer with the start and end offset of the data; `None` if there is none.
-    pub data: Option<(Buffer, usize, usize)>,
+    pub data: Option<(DataBuffer, usize, usize)>,
 }
 
 impl CommandResult {
@@ -302,7 +302,7 @@ impl CommandResult {
         CommandResult { status, dw0, data: None }
     }
 
-    pub fn with_data(buffer: Buffer, from: usize, bytes: usize, dw0: u32) -> CommandResult {
+    pub fn with_data(buffer: DataBuffer, from: usize, bytes: usize, dw0: u32) -> CommandResult {
         let data = (bytes > 0).then_some((buffer, from, from + bytes));
         CommandResult { status: Status::SUCCESS, dw0, data }
     }

@@ -5,7 +5,7 @@
 //! ways parse, check, count and answer commands by the same functions. `connection::direct_path` has the order of calls.
 
 use crate::io_request::{LbaRange, RequestOutcome, StoreMode};
-use octokv_base::NamespaceId;
+use octokv_base::{DataRef, NamespaceId};
 
 /// The next step of the lookups of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub enum DirectOperation<'a> {
 }
 
 /// Receives the data of a read, while nothing changes it. False if there is no memory for it.
-pub type ReceiveData<'a> = dyn FnMut(&[u8]) -> bool + 'a;
+pub type ReceiveData<'a> = dyn FnMut(DataRef<'_>) -> bool + 'a;
 
 /// Executes commands at once. Keys have 1 to [`KEY_BYTES_MAX`](octokv_base::KEY_BYTES_MAX) bytes.
 ///

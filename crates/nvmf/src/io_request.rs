@@ -5,7 +5,7 @@
 //! [`Connection::complete`](crate::Connection::complete), also after the connection has closed. Only a
 //! shutdown has several requests in one slot: a flush of each namespace.
 
-use octokv_base::{Buffer, Key, Lba, NamespaceId};
+use octokv_base::{Buffer, DataBuffer, Key, Lba, NamespaceId};
 
 pub use octokv_wire::kv::StoreMode;
 pub use octokv_wire::nvm::LbaRange;
@@ -134,7 +134,7 @@ pub enum RequestOutcome {
     /// The value, at `offset` of `buffer`; at least `min(bytes, limit)` bytes of it.
     Value {
         /// Holds the value; released after its last byte was sent.
-        buffer: Buffer,
+        buffer: DataBuffer,
         /// Offset of the value in the buffer.
         offset: usize,
         /// The value's full length in bytes, which may exceed the host's buffer.

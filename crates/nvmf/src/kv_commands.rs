@@ -200,7 +200,7 @@ pub(crate) fn command_result(
         }
         (InFlight::List { limit_bytes }, RequestOutcome::Listing { buffer, bytes }) => {
             assert!(bytes <= limit_bytes as usize, "a list of {bytes} B for a limit of {limit_bytes} B");
-            CommandResult::with_data(buffer, 0, bytes, 0)
+            CommandResult::with_data(buffer.into(), 0, bytes, 0)
         }
         (InFlight::Exist { return_length }, RequestOutcome::Exists { value_bytes }) => {
             CommandResult::from_status(Status::SUCCESS, if return_length { value_bytes } else { 0 })

@@ -145,7 +145,7 @@ pub(crate) fn build_action_from(pending: PendingNvmCommand, data: &[u8]) -> Comm
 pub(crate) fn command_result(op: BlockOp, outcome: RequestOutcome) -> CommandResult {
     let status = match (op, outcome) {
         (BlockOp::Read { bytes, .. }, RequestOutcome::Blocks { buffer }) => {
-            return CommandResult::with_data(buffer, 0, bytes as usize, 0);
+            return CommandResult::with_data(buffer.into(), 0, bytes as usize, 0);
         }
         (BlockOp::Modify { .. }, RequestOutcome::Written)
         | (BlockOp::Check { .. }, RequestOutcome::Verified)

@@ -4,7 +4,7 @@
 //! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
 //! zero bytes, since SPDK's host hangs on one.
 
-use octokv_base::{Buffer, BufferPool, crc32c};
+use octokv_base::{BufferPool, DataBuffer, DataRef, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, Status};
@@ -70,31 +70,40 @@ impl PduWriter {
         self.write_data_digest(data);
     }
 
-    /// Appends data for the host and a successful completion: short data is copied in place, longer data to a buffer of `pool`.
-    /// False, and nothing is appended, if that has none. REQUIRES: no data digest was negotiated.
+    /// Appends the first `bytes` bytes of data for the host and a successful completion: short data is copied in place, longer
+    /// data to a buffer of `pool`, or referenced if it is shared. False, and nothing is appended, if the pool has no buffer.
+    /// REQUIRES: no data digest was negotiated.
     #[inline]
     pub fn write_data_and_success(
         &mut self,
         command_id: u16,
-        data: &[u8],
+        data: DataRef<'_>,
+        bytes: usize,
         dw0: u32,
         pool: &BufferPool,
     ) -> bool {
-        if data.is_empty() || data.len() > COPY_BYTES_MAX {
-            if !data.is_empty() {
-                let Some(mut buffer) = pool.take(data.len()) else { return false };
-                buffer[..data.len()].copy_from_slice(data);
-                self.write_data_buffer(command_id, buffer, 0, data.len());
+        let sent = &data.as_bytes()[..bytes];
+        if sent.is_empty() || sent.len() > COPY_BYTES_MAX {
+            if !sent.is_empty() {
+                let buffer = match data {
+                    DataRef::Shared(buffer) => DataBuffer::Shared(buffer.clone()),
+                    DataRef::Borrowed(_) => {
+                        let Some(mut buffer) = pool.take(sent.len()) else { return false };
+                        buffer.copy_from_slice(sent);
+                        DataBuffer::Owned(buffer)
+                    }
+                };
+                self.write_data_buffer(command_id, buffer, 0, sent.len());
             }
             self.write_completion(command_id, Status::SUCCESS, dw0, 0);
             return true;
         }
-        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: data.len() as u32 };
+        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: sent.len() as u32 };
         let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
-        self.send_buffer.append_up_to(data.len() + HEADERS_BYTES_MAX, |out| {
-            out.reserve(data.len() + HEADERS_BYTES_MAX);
+        self.send_buffer.append_up_to(sent.len() + HEADERS_BYTES_MAX, |out| {
+            out.reserve(sent.len() + HEADERS_BYTES_MAX);
             header.encode(Role::Controller, flags::LAST, &self.params, out);
-            out.extend_from_slice(data);
+            out.extend_from_slice(sent);
             encode_response(&cqe, &self.params, out);
         });
         true
@@ -105,7 +114,7 @@ impl PduWriter {
     /// # Panics
     /// If the range is empty or exceeds the buffer.
     #[inline]
-    pub fn write_data_buffer(&mut self, command_id: u16, buffer: Buffer, from: usize, to: usize) {
+    pub fn write_data_buffer(&mut self, command_id: u16, buffer: DataBuffer, from: usize, to: usize) {
         assert!(from < to && to <= buffer.len(), "{from}..{to} of {buffer:?}");
         self.write_data_header(command_id, to - from);
         let digest = self.params.data_digest.then(|| crc32c(&buffer[from..to]));

@@ -4,7 +4,7 @@ use crate::common::{
     CommandResponse, DirectMemory, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target,
     store_sqe,
 };
-use octokv_base::{Buffer, Key, Lba, NamespaceId, Prng, ShortKey};
+use octokv_base::{Buffer, ByteBudget, DataRef, Key, Lba, NamespaceId, Prng, SharedBuffer, ShortKey};
 use octokv_nvmf::{
     CloseReason, CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData,
     RequestOperation, RequestOutcome, StallReason, Target,
@@ -72,7 +72,11 @@ impl DirectBackend for DirectEngine<'_> {
             return None;
         }
         match self.engine.values.get(&(namespace.0, Key::new(key).unwrap())) {
-            Some(value) => receive(value).then_some(true),
+            Some(value) if way_of(key) == 2 => receive(DataRef::Borrowed(value)).then_some(true),
+            Some(value) => {
+                let shared = SharedBuffer::copy_of(value, &ByteBudget::new(1 << 20)).expect("a short value");
+                receive(DataRef::Shared(&shared)).then_some(true)
+            }
             None => Some(false),
         }
     }
@@ -111,7 +115,7 @@ impl DirectBackend for DirectEngine<'_> {
             return None;
         }
         match self.engine.execute(self.target, namespace, RequestOperation::Read { range }) {
-            RequestOutcome::Blocks { buffer } => receive(&buffer).then_some(()),
+            RequestOutcome::Blocks { buffer } => receive(DataRef::Borrowed(&buffer)).then_some(()),
             other => panic!("{other:?}"),
         }
     }

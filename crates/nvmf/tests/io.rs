@@ -421,8 +421,10 @@ fn hosts_that_do_not_read_stay_within_the_dynamic_threshold() {
                 == Some(StallReason::SendBuffer);
             for request in std::mem::take(&mut io.requests) {
                 let buffer = pool.take(16_000).expect("no connection may take the last buffer");
-                io.connection
-                    .complete(request.slot, RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 });
+                io.connection.complete(
+                    request.slot,
+                    RequestOutcome::Value { buffer: buffer.into(), offset: 0, bytes: 16_000 },
+                );
             }
         }
     }
@@ -461,7 +463,7 @@ fn a_host_that_does_not_read_responses_is_stalled() {
         for request in std::mem::take(&mut io.requests) {
             let mut buffer = octokv_base::Buffer::zeroed(16_000);
             buffer.fill(1);
-            let outcome = RequestOutcome::Value { buffer, offset: 0, bytes: 16_000 };
+            let outcome = RequestOutcome::Value { buffer: buffer.into(), offset: 0, bytes: 16_000 };
             io.connection.complete(request.slot, outcome);
         }
     }

@@ -186,7 +186,7 @@ impl ParallelCore {
                 let id = history.begin(index, Call::Get);
                 let mut value = None;
                 let found = self.engine.get_now(key.as_bytes(), &lookup, &mut |bytes| {
-                    value = Some(bytes.to_vec());
+                    value = Some(bytes.as_bytes().to_vec());
                     true
                 });
                 let observed = match (found, &value) {

@@ -9,12 +9,12 @@
 //! staging: |---- sent ----|24|48|24|          (copied parts are contiguous)
 //!                         ^ staging_head
 //! ```
-//! A reference is a value of type `R`: the target keeps the [`Buffer`] itself, the initiator the slot that owns the value.
+//! A reference is a value of type `R`: the target keeps the [`DataBuffer`] itself, the initiator the slot that owns the value.
 //! Invariants: bytes leave in the order of their insertion; a referenced value is immutable until its part is released,
 //! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
 //! connection accepts no command above its limit, and each slot adds at most one response or one value). Tested below.
 
-use octokv_base::Buffer;
+use octokv_base::DataBuffer;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -35,7 +35,7 @@ enum SendPart<R> {
 
 /// The unsent bytes of one connection. See the module documentation.
 #[derive(Debug)]
-pub struct SendBuffer<R = Buffer> {
+pub struct SendBuffer<R = DataBuffer> {
     parts: VecDeque<SendPart<R>>,
     staging: Vec<u8>,
     /// Length of the sent bytes at the start of `staging`.
@@ -224,7 +224,7 @@ impl<R> SendBuffer<R> {
     }
 }
 
-impl SendBuffer<Buffer> {
+impl SendBuffer<DataBuffer> {
     /// [`SendBuffer::slices_with`] for owned buffers.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>, bytes_max: usize) {
         self.slices_with(|buffer| buffer, into, bytes_max);
@@ -242,7 +242,7 @@ impl SendBuffer<Buffer> {
     ///
     /// # Panics
     /// If the range is not within the buffer.
-    pub fn push_buffer(&mut self, buffer: Buffer, from: usize, to: usize) {
+    pub fn push_buffer(&mut self, buffer: DataBuffer, from: usize, to: usize) {
         assert!(from <= to && to <= buffer.len(), "{from}..{to} of {buffer:?}");
         if to - from <= COPY_BYTES_MAX {
             return self.push_copy(&buffer[from..to]);
@@ -254,7 +254,7 @@ impl SendBuffer<Buffer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Prng;
+    use octokv_base::{Buffer, ByteBudget, Prng, SharedBuffer};
 
     fn all(send_buffer: &SendBuffer) -> Vec<u8> {
         let mut slices = Vec::new();
@@ -268,7 +268,7 @@ mod tests {
         let mut value = Buffer::zeroed(5000);
         value.fill(7);
         send_buffer.push_copy(b"head");
-        send_buffer.push_buffer(value, 0, 5000);
+        send_buffer.push_buffer(value.into(), 0, 5000);
         send_buffer.push_copy(b"tail");
         send_buffer.append(|staging| staging.extend([0; 2]));
         assert_eq!(send_buffer.unsent_bytes(), 5010);
@@ -279,6 +279,24 @@ mod tests {
         assert_eq!(all(&send_buffer), want[3002..]);
         send_buffer.advance(2008);
         assert!(send_buffer.is_empty() && all(&send_buffer).is_empty());
+    }
+
+    #[test]
+    fn a_shared_value_is_sent_in_place_and_released_with_its_last_byte() {
+        let budget = ByteBudget::new(1 << 20);
+        let shared = SharedBuffer::copy_of(&[3; 5000], &budget).expect("within the budget");
+        let start = shared.as_ptr();
+        let mut send_buffer = SendBuffer::default();
+        send_buffer.push_buffer(shared.clone().into(), 1000, 5000);
+        send_buffer.push_buffer(shared.into(), 0, COPY_BYTES_MAX);
+        let mut slices = Vec::new();
+        send_buffer.slices(&mut slices, usize::MAX);
+        assert_eq!(slices[0].as_ptr(), start.wrapping_add(1000), "not a copy");
+        assert_eq!(all(&send_buffer), [3; 4000 + COPY_BYTES_MAX]);
+        send_buffer.advance(3999);
+        assert!(budget.in_use_bytes() > 5000);
+        send_buffer.advance(1);
+        assert_eq!(budget.in_use_bytes(), 0, "the short part is a copy");
     }
 
     #[test]
@@ -298,7 +316,7 @@ mod tests {
                     let from = random.below(buffer.len() as u64 + 1) as usize;
                     want.extend(&buffer[from..]);
                     let to = buffer.len();
-                    send_buffer.push_buffer(buffer, from, to);
+                    send_buffer.push_buffer(buffer.into(), from, to);
                 }
                 _ => {
                     let count = random.below(send_buffer.unsent_bytes() as u64 + 1) as usize;
@@ -360,7 +378,7 @@ mod tests {
 
     #[test]
     fn sent_bytes_do_not_grow_the_staging_area() {
-        let mut send_buffer = SendBuffer::<Buffer>::default();
+        let mut send_buffer = SendBuffer::<DataBuffer>::default();
         send_buffer.push_copy(&[1; 100]);
         for _ in 0..10_000 {
             send_buffer.push_copy(&[2; 24]);
@@ -387,7 +405,7 @@ mod tests {
 
     #[test]
     fn the_staging_area_releases_excess_capacity_once_all_is_sent() {
-        let mut send_buffer = SendBuffer::<Buffer>::new(4096);
+        let mut send_buffer = SendBuffer::<DataBuffer>::new(4096);
         send_buffer.push_copy(&[0; 10_000]);
         send_buffer.advance(9_999);
         assert!(send_buffer.staging.capacity() >= 10_000);

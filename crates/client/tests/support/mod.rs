@@ -84,7 +84,7 @@ impl MapStore {
                 Some(value) => {
                     let mut buffer = Buffer::zeroed(64 + value.len());
                     buffer[64..].copy_from_slice(value);
-                    RequestOutcome::Value { buffer, offset: 64, bytes: value.len() }
+                    RequestOutcome::Value { buffer: buffer.into(), offset: 64, bytes: value.len() }
                 }
             },
             RequestOperation::Delete { key } => match self.values.remove(key.as_bytes()) {

@@ -16,6 +16,7 @@ use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
+use octokv_base::DataRef;
 
 /// A key's record as an operation without waiting finds it.
 enum OwnRecord {
@@ -93,7 +94,7 @@ impl HashCore {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(&[u8]) -> bool,
+        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
     ) -> Option<bool> {
         let record_ref = match self.found(lookup) {
             FoundEntry::Missing => return Some(false),
@@ -107,7 +108,7 @@ impl HashCore {
                 && (record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref))
                 && let Ok(value) = header.unverified_value_range(bytes)
             {
-                is_received = receive(&bytes[value]);
+                is_received = receive(DataRef::Borrowed(&bytes[value]));
             }
         });
         is_received.then_some(true)

@@ -410,7 +410,15 @@ impl HashCore {
         };
         let Ok(value) = value else { return Err(self.corrupt(record_ref)) };
         let (offset, bytes) = (value.start as u32, value.len() as u32);
-        Ok(Some(StoredValue { buffer, offset, bytes, value_bytes: bytes, version: Version::NONE }))
+        let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
+        Ok(Some(StoredValue {
+            buffer: buffer.into(),
+            offset,
+            bytes,
+            value_bytes: bytes,
+            version,
+            expires_at,
+        }))
     }
 
     /// [`Engine::delete_with`](crate::Engine::delete_with). On a volatile volume it has no await behind its lock but reads.

@@ -13,7 +13,7 @@ use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeyLookup, KeySink, KeyStatus,
     LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
-use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
+use octokv_base::{BufferPool, DataRef, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
@@ -162,7 +162,7 @@ impl Engine for HashEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(&[u8]) -> bool,
+        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
     ) -> Option<bool> {
         self.core.get_now(key, lookup, receive)
     }

@@ -16,7 +16,7 @@ use crate::counters::CountedOperation;
 use crate::direct::{DirectBackend, DirectOperation, DirectStage};
 use crate::io_commands;
 use crate::io_request::{IoRequest, LbaRange, RequestOutcome};
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::{BufferPool, DataRef, Nanos};
 use octokv_wire::Status;
 use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
@@ -230,11 +230,11 @@ impl Connection {
             (Some(DirectCommand::Retrieve { key, limit_bytes }), DirectTarget::Key(lookup)) => {
                 let in_flight = InFlight::Retrieve { limit_bytes };
                 let (mut sent_bytes, writer) = (0, &mut self.pdu_writer);
-                let mut receive = |value: &[u8]| {
-                    let sent = &value[..value.len().min(limit_bytes as usize)];
-                    sent_bytes = sent.len();
-                    let dw0 = io_commands::data_dw0(in_flight, value.len());
-                    writer.write_data_and_success(command_id, sent, dw0, pool)
+                let mut receive = |value: DataRef<'_>| {
+                    let value_bytes = value.as_bytes().len();
+                    sent_bytes = value_bytes.min(limit_bytes as usize);
+                    let dw0 = io_commands::data_dw0(in_flight, value_bytes);
+                    writer.write_data_and_success(command_id, value, sent_bytes, dw0, pool)
                 };
                 let exists = direct.retrieve(namespace, key, lookup, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Retrieve);
@@ -262,9 +262,10 @@ impl Connection {
             (Some(DirectCommand::Read { range, bytes }), DirectTarget::Blocks) => {
                 let in_flight = InFlight::Blocks(BlockOp::Read { lba: range.lba, bytes });
                 let writer = &mut self.pdu_writer;
-                let mut receive = |blocks: &[u8]| {
-                    let dw0 = io_commands::data_dw0(in_flight, blocks.len());
-                    writer.write_data_and_success(command_id, blocks, dw0, pool)
+                let mut receive = |blocks: DataRef<'_>| {
+                    let blocks_bytes = blocks.as_bytes().len();
+                    let dw0 = io_commands::data_dw0(in_flight, blocks_bytes);
+                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0, pool)
                 };
                 direct.read_blocks(namespace, range, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Read);

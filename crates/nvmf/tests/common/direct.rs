@@ -58,7 +58,7 @@ impl DirectBackend for DirectMemory<'_> {
         let operation = RequestOperation::Retrieve { key: Key::new(key).unwrap(), limit_bytes: u32::MAX };
         match self.execute_some(namespace, operation)? {
             RequestOutcome::Value { buffer, offset, bytes } => {
-                receive(&buffer[offset..offset + bytes]).then_some(true)
+                receive(octokv_base::DataRef::Borrowed(&buffer[offset..offset + bytes])).then_some(true)
             }
             RequestOutcome::NotFound => Some(false),
             other => panic!("{other:?}"),
@@ -91,7 +91,9 @@ impl DirectBackend for DirectMemory<'_> {
         receive: &mut ReceiveData<'_>,
     ) -> Option<()> {
         match self.execute_some(namespace, RequestOperation::Read { range })? {
-            RequestOutcome::Blocks { buffer } => receive(&buffer).then_some(()),
+            RequestOutcome::Blocks { buffer } => {
+                receive(octokv_base::DataRef::Borrowed(&buffer)).then_some(())
+            }
             other => panic!("{other:?}"),
         }
     }

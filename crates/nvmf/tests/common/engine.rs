@@ -63,7 +63,7 @@ impl MemoryEngine {
                 Some(value) => {
                     let mut buffer = Buffer::zeroed(value.len() + 64);
                     buffer[64..].copy_from_slice(value);
-                    RequestOutcome::Value { buffer, offset: 64, bytes: value.len() }
+                    RequestOutcome::Value { buffer: buffer.into(), offset: 64, bytes: value.len() }
                 }
                 None => RequestOutcome::NotFound,
             },
