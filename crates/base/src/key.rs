@@ -116,6 +116,14 @@ impl Key {
         self.as_bytes().len()
     }
 
+    /// The memory that the key takes outside of itself, in bytes as allocated.
+    pub fn heap_bytes(&self) -> usize {
+        match &self.0 {
+            KeyRepr::Inline { .. } => 0,
+            KeyRepr::Heap(bytes) => (bytes.len() + 8).next_multiple_of(16),
+        }
+    }
+
     /// Whether the key is empty. Only the start key of a listing is.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -76,7 +76,11 @@ impl HostKvs {
         seed: u64,
     ) -> Result<HostKvs, BenchError> {
         let pool = BufferPool::new(pool_bytes);
-        let settings = OpenConfig { durability: Durability::PowerSafe, cores: config.threads * config.depth };
+        let settings = OpenConfig {
+            durability: Durability::PowerSafe,
+            cores: config.threads * config.depth,
+            cache_bytes: 0,
+        };
         let mut stores = Vec::with_capacity(files.len());
         for (number, file) in files.into_iter().enumerate() {
             let file = Arc::new(file);

@@ -258,7 +258,7 @@ fn unsupported_block_sizes_are_rejected() {
 
 fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeFixture<AnyVolume> {
     let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
-    VolumeFixture::new(format, OpenConfig { durability, cores: 1 })
+    VolumeFixture::new(format, OpenConfig { durability, cores: 1, cache_bytes: 0 })
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn main() {
         FormatConfig { unit_bytes: Some(512), value_bytes_max: 64 << 10, seed: 1, ..FormatConfig::default() };
     block_on(format(&*device, &format_config), &mut complete_io).expect("formats");
     let pool = BufferPool::new(1 << 20);
-    let open_config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+    let open_config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
     let volume =
         block_on(open(&device, &pool, open_config, &format_config), &mut complete_io).expect("opens");
     let engine = HashEngine::new(volume, 0, device, pool);

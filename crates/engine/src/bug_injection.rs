@@ -34,6 +34,8 @@ pub enum InjectedBug {
     CheckpointClaimsTooMuch,
     /// An operation whose future is dropped half done is not continued, and keeps what it holds.
     LoseAbandoned,
+    /// A value that was read before or during a change of its key is put into the cache after it.
+    FillWithoutLease,
     /// Writers of one key are not serialized.
     SkipKeyLock,
     /// A writer that does not wait changes an entry that is not the one it verified.

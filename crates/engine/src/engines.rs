@@ -1,9 +1,11 @@
 //! The volumes and handles of all engines.
 //!
 //! In: an [`EngineKind`], from the configuration of a namespace, or the superblock of a device. Out: that engine's volume
-//! and handles, dispatched by `match`. A method of [`AnyEngine`] gives the engine's own future, not one around it, which
-//! would be moved once more on the path of every request.
+//! and handles, dispatched by `match`. A method of [`AnyEngine`] gives the engine's own future, not one that awaits it, which
+//! would be moved once more on the path of every request; that of a volume with a cache is boxed, so that it does not make
+//! the others larger.
 
+use crate::cached::{CachedEngine, CachedVolume};
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
 use crate::{
@@ -12,6 +14,7 @@ use crate::{
     PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
     Volume, VolumeInfo,
 };
+use futures_util::future::Either;
 use octokv_base::{BufferPool, DataRef, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
@@ -25,12 +28,16 @@ use std::sync::atomic::AtomicU64;
 pub enum AnyVolume {
     /// Of the hash engine.
     Hash(Arc<HashVolume>),
+    /// Of the hash engine, with a cache of values.
+    CachedHash(CachedVolume<Arc<HashVolume>>),
 }
 
 /// One core's handle on a volume of any engine.
 pub enum AnyEngine {
     /// Of the hash engine.
     Hash(HashEngine),
+    /// Of the hash engine, with a cache of values.
+    CachedHash(CachedEngine<HashEngine>),
 }
 
 impl AnyVolume {
@@ -42,6 +49,7 @@ impl AnyVolume {
     pub fn assign_owner_cores(&self, cores: usize) {
         match self {
             AnyVolume::Hash(volume) => volume.assign_owner_cores(cores),
+            AnyVolume::CachedHash(volume) => volume.volume().assign_owner_cores(cores),
         }
     }
 }
@@ -71,6 +79,9 @@ impl Volume for AnyVolume {
         format: &FormatConfig,
     ) -> Result<AnyVolume, OpenError> {
         match format.engine {
+            EngineKind::Hash if config.cache_bytes > 0 => {
+                CachedVolume::open(devices, pool, config, format).await.map(AnyVolume::CachedHash)
+            }
             EngineKind::Hash => {
                 <Arc<HashVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Hash)
             }
@@ -97,36 +108,42 @@ impl Volume for AnyVolume {
     fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> AnyEngine {
         match self {
             AnyVolume::Hash(volume) => AnyEngine::Hash(volume.engine(core, devices, pool)),
+            AnyVolume::CachedHash(volume) => AnyEngine::CachedHash(volume.engine(core, devices, pool)),
         }
     }
 
     fn info(&self) -> VolumeInfo {
         match self {
             AnyVolume::Hash(volume) => volume.info(),
+            AnyVolume::CachedHash(volume) => volume.info(),
         }
     }
 
     fn used_bytes(&self) -> Arc<AtomicU64> {
         match self {
             AnyVolume::Hash(volume) => volume.used_bytes(),
+            AnyVolume::CachedHash(volume) => volume.used_bytes(),
         }
     }
 
     fn is_idle(&self) -> bool {
         match self {
             AnyVolume::Hash(volume) => volume.is_idle(),
+            AnyVolume::CachedHash(volume) => volume.is_idle(),
         }
     }
 
     fn is_read_only(&self) -> bool {
         match self {
             AnyVolume::Hash(volume) => volume.is_read_only(),
+            AnyVolume::CachedHash(volume) => volume.is_read_only(),
         }
     }
 
     fn statistics(&self) -> EngineStatistics {
         match self {
             AnyVolume::Hash(volume) => volume.statistics(),
+            AnyVolume::CachedHash(volume) => volume.statistics(),
         }
     }
 }
@@ -139,13 +156,15 @@ impl Engine for AnyEngine {
         options: PutOptions,
     ) -> impl Future<Output = Result<PutOutcome, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.put_with(key, value, options),
+            AnyEngine::Hash(engine) => Either::Left(engine.put_with(key, value, options)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.put_with(key, value, options))),
         }
     }
 
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.get(key),
+            AnyEngine::Hash(engine) => Either::Left(engine.get(key)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.get(key))),
         }
     }
 
@@ -155,7 +174,8 @@ impl Engine for AnyEngine {
         range: ValueRange,
     ) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.get_range(key, range),
+            AnyEngine::Hash(engine) => Either::Left(engine.get_range(key, range)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.get_range(key, range))),
         }
     }
 
@@ -165,19 +185,22 @@ impl Engine for AnyEngine {
         version: Version,
     ) -> impl Future<Output = Result<DeleteOutcome, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.delete_with(key, version),
+            AnyEngine::Hash(engine) => Either::Left(engine.delete_with(key, version)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.delete_with(key, version))),
         }
     }
 
     fn status(&self, key: &Key) -> impl Future<Output = Result<Option<KeyStatus>, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.status(key),
+            AnyEngine::Hash(engine) => Either::Left(engine.status(key)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.status(key))),
         }
     }
 
     fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.list(start, sink),
+            AnyEngine::Hash(engine) => Either::Left(engine.list(start, sink)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.list(start, sink))),
         }
     }
 
@@ -188,49 +211,57 @@ impl Engine for AnyEngine {
         sink: &mut impl ScanSink,
     ) -> impl Future<Output = Result<(), EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.scan(range, since, sink),
+            AnyEngine::Hash(engine) => Either::Left(engine.scan(range, since, sink)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.scan(range, since, sink))),
         }
     }
 
     fn forget_below(&self, version: Version) -> impl Future<Output = Result<(), EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.forget_below(version),
+            AnyEngine::Hash(engine) => Either::Left(engine.forget_below(version)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.forget_below(version))),
         }
     }
 
     fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.give_up_space(bytes),
+            AnyEngine::Hash(engine) => Either::Left(engine.give_up_space(bytes)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.give_up_space(bytes))),
         }
     }
 
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.flush(),
+            AnyEngine::Hash(engine) => Either::Left(engine.flush()),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.flush())),
         }
     }
 
     fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()> {
         match self {
-            AnyEngine::Hash(engine) => engine.maintain(handle, report),
+            AnyEngine::Hash(engine) => Either::Left(engine.maintain(handle, report)),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.maintain(handle, report))),
         }
     }
 
     fn run_abandoned(&self) -> impl Future<Output = ()> {
         match self {
-            AnyEngine::Hash(engine) => engine.run_abandoned(),
+            AnyEngine::Hash(engine) => Either::Left(engine.run_abandoned()),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.run_abandoned())),
         }
     }
 
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
-            AnyEngine::Hash(engine) => engine.close(),
+            AnyEngine::Hash(engine) => Either::Left(engine.close()),
+            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.close())),
         }
     }
 
     fn owner_core(&self, key: &Key) -> Option<usize> {
         match self {
             AnyEngine::Hash(engine) => engine.owner_core(key),
+            AnyEngine::CachedHash(engine) => engine.owner_core(key),
         }
     }
 
@@ -238,12 +269,14 @@ impl Engine for AnyEngine {
     fn may_end_at_once(&self) -> bool {
         match self {
             AnyEngine::Hash(engine) => engine.may_end_at_once(),
+            AnyEngine::CachedHash(engine) => engine.may_end_at_once(),
         }
     }
     #[inline]
     fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         match self {
             AnyEngine::Hash(engine) => engine.begin_lookup(key),
+            AnyEngine::CachedHash(engine) => engine.begin_lookup(key),
         }
     }
 
@@ -251,6 +284,7 @@ impl Engine for AnyEngine {
     fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
         match self {
             AnyEngine::Hash(engine) => engine.advance_lookup(lookup, stage),
+            AnyEngine::CachedHash(engine) => engine.advance_lookup(lookup, stage),
         }
     }
 
@@ -263,12 +297,14 @@ impl Engine for AnyEngine {
     ) -> Option<bool> {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
+            AnyEngine::CachedHash(engine) => engine.get_now(key, lookup, receive),
         }
     }
 
     fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
         match self {
             AnyEngine::Hash(engine) => engine.exist_now(key, lookup),
+            AnyEngine::CachedHash(engine) => engine.exist_now(key, lookup),
         }
     }
 
@@ -276,30 +312,35 @@ impl Engine for AnyEngine {
     fn put_now(&self, key: &[u8], lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
         match self {
             AnyEngine::Hash(engine) => engine.put_now(key, lookup, mode, value),
+            AnyEngine::CachedHash(engine) => engine.put_now(key, lookup, mode, value),
         }
     }
 
     fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
         match self {
             AnyEngine::Hash(engine) => engine.delete_now(key, lookup),
+            AnyEngine::CachedHash(engine) => engine.delete_now(key, lookup),
         }
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {
         match self {
             AnyEngine::Hash(engine) => engine.prefetch(key, stage),
+            AnyEngine::CachedHash(engine) => engine.prefetch(key, stage),
         }
     }
 
     fn record_layout(&self) -> RecordLayout {
         match self {
             AnyEngine::Hash(engine) => engine.record_layout(),
+            AnyEngine::CachedHash(engine) => engine.record_layout(),
         }
     }
 
     fn statistics(&self) -> EngineStatistics {
         match self {
             AnyEngine::Hash(engine) => engine.statistics(),
+            AnyEngine::CachedHash(engine) => engine.statistics(),
         }
     }
 }

@@ -9,6 +9,7 @@
 //! - [`common`]: what engines are made of: superblocks, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
+//! - [`cached`]: a cache of values in front of any volume.
 //! - [`memory`]: the contract's model: an engine without a device.
 //! - [`conformance`]: the test suite of every engine, against a model. [`contract_clauses`]: the clauses on versions,
 //!   expiry, ranges, scans and partitions.
@@ -18,6 +19,7 @@
 //! - `sync`: the atomics and the lock of the model-checked modules, replaceable by loom's.
 
 pub mod bug_injection;
+pub mod cached;
 pub mod common;
 pub mod conformance;
 pub mod contract_clauses;
@@ -36,6 +38,7 @@ pub mod verify_report;
 pub mod volume;
 pub mod volume_suite;
 
+pub use cached::{CacheStatistics, CachedEngine, CachedVolume};
 pub use direct::{KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
 pub use engines::{AnyEngine, AnyVolume};

@@ -1,5 +1,6 @@
 //! What operations take and give: values, conditions, versions, expiry, and their outcomes.
 
+use crate::cached::CacheStatistics;
 use octokv_base::{Buffer, DataBuffer, RingPosition, UnixTime, Version};
 use std::ops::Range;
 
@@ -200,6 +201,8 @@ pub struct EngineStatistics {
     pub journal_batches: u64,
     /// Checkpoints written since opening.
     pub checkpoints: u64,
+    /// The cache of values; all 0 without one.
+    pub cache: CacheStatistics,
 }
 
 #[cfg(test)]

@@ -74,6 +74,8 @@ pub struct OpenConfig {
     pub durability: Durability,
     /// The number of cores with a handle.
     pub cores: usize,
+    /// Memory of a cache of values in front of the volume, in bytes; 0 for none.
+    pub cache_bytes: u64,
 }
 
 /// What a volume is, from its format on.

@@ -3,9 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own threads contend for the same keys")]
 
 use crate::common::{HashFixture, pool, volatile_engine};
-use octokv_base::{
-    Buffer, BufferPool, DataRef, Key, Lba, Prng, RecordLayout, RingRange, UnixTime, Version,
-};
+use octokv_base::{Buffer, BufferPool, DataRef, Key, Lba, Prng, RecordLayout, RingRange, UnixTime, Version};
 use octokv_device::{Device, DeviceFuture, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{
     EngineFixture, concurrent, key_of, operation_of, record_of, sequential, value_of,

@@ -1,6 +1,7 @@
 //! The engines' tests: conformance, the contract, power loss, damaged media, maintenance, formats.
 //! One binary: a second one would compile the node's generic code again.
 
+mod cached_values;
 mod common;
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;

@@ -296,7 +296,7 @@ fn open_volume(
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
-    let open = OpenConfig { durability: options.durability, cores: options.cores };
+    let open = OpenConfig { durability: options.durability, cores: options.cores, cache_bytes: 0 };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
 }
 

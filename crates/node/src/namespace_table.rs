@@ -159,7 +159,7 @@ mod tests {
         let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
         let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).expect("memory")));
         let (devices, pool) = ([device], BufferPool::new(1 << 20));
-        let config = OpenConfig { durability: Durability::PowerSafe, cores: 2 };
+        let config = OpenConfig { durability: Durability::PowerSafe, cores: 2, cache_bytes: 0 };
         let format = FormatConfig::default();
         let opened = AnyVolume::open(&devices, &pool, config, &format);
         let volume = block_on(opened, || ()).expect("a volatile device is formatted");

@@ -92,7 +92,7 @@ impl RemoteFixture {
 
 fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
     let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
-    VolumeFixture::new(format, OpenConfig { durability: Durability::PowerSafe, cores: 1 })
+    VolumeFixture::new(format, OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 })
 }
 
 #[test]

@@ -163,7 +163,7 @@ impl KvNodeUnderTest {
             }
             let pool = BufferPool::new(plan.pool_bytes);
             let cores = plan.cores + usize::from(plan.has_parallel_core);
-            let config = OpenConfig { durability: plan.durability, cores };
+            let config = OpenConfig { durability: plan.durability, cores, cache_bytes: 0 };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;

@@ -204,7 +204,7 @@ mod tests {
             let device: Rc<dyn Device> =
                 Rc::new(MemoryDevice::new(RamDisk::new(64 << 20, block_bytes).unwrap()));
             let pool = BufferPool::new(1 << 20);
-            let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+            let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();
             let engine = HashEngine::new(volume, 0, device, pool);
             let key = key_of(1);

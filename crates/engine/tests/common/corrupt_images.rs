@@ -45,7 +45,7 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         disk.complete_one(&mut disk_random);
     };
     let _ = block_on(verify(&*device, &pool, &mut |_, _| ()), &mut complete_io);
-    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);
     let Ok(volume) = opened else { return false };
     exercise_engine(&HashEngine::new(volume, 0, device, pool), &disk, random);

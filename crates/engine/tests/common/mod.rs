@@ -35,7 +35,7 @@ impl Default for HashFixture {
 
 impl HashFixture {
     pub fn open_config(&self) -> OpenConfig {
-        OpenConfig { durability: self.durability, cores: 4 }
+        OpenConfig { durability: self.durability, cores: 4, cache_bytes: 0 }
     }
 }
 

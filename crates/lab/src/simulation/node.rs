@@ -72,7 +72,7 @@ impl ExperimentNode<'_> {
         handle.spawn(async move {
             let format = FormatConfig { seed: 7, ..FormatConfig::default() };
             let pool = BufferPool::new(POOL_BYTES);
-            let open_config = OpenConfig { durability: Durability::Completed, cores: CORES };
+            let open_config = OpenConfig { durability: Durability::Completed, cores: CORES, cache_bytes: 0 };
             let volume = async {
                 let devices = [device];
                 AnyVolume::format(&devices, &format).await?;

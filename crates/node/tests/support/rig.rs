@@ -550,7 +550,7 @@ fn build_core(
     let opening = async {
         let devices = [device];
         AnyVolume::format(&devices, &format).await.expect("it fits");
-        let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+        let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
         AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
     };
     let volume = block_on(opening, || {

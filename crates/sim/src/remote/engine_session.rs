@@ -190,7 +190,7 @@ impl EngineSession {
                     AnyVolume::format(&devices, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
-                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1 };
+                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
                 let engine = Rc::new(volume.engine(0, &devices, pool));
                 Ok(OpenedEngine { engine, volume })
