@@ -55,6 +55,9 @@ pub struct AddNamespace {
     /// Storage engine of a key-value namespace; default: the node's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
+    /// Memory of a cache of values of a key-value namespace, in bytes; default: 0, no cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_bytes: Option<u64>,
     /// Block size in bytes of a block namespace: 512 or 4096 (default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -85,6 +88,8 @@ pub struct NamespaceSummary {
     pub engine: Option<String>,
     /// Block size in bytes; `None` for a key-value namespace.
     pub block_bytes: Option<u32>,
+    /// Memory of its cache of values, in bytes; 0 for none.
+    pub cache_bytes: u64,
     /// ANA group, 1 to 32.
     pub ana_group: u32,
     /// Whether it was added at run time; otherwise it is in the configuration.

@@ -316,6 +316,28 @@ pub struct SchedulingReport {
     pub cores: Vec<CoreSchedulingReport>,
     /// Metrics by tenant.
     pub tenants: Vec<TenantSchedulingReport>,
+    /// Caches of values, by namespace; an earlier node has none.
+    #[serde(default)]
+    pub caches: Vec<CacheReport>,
+}
+
+/// The cache of values of a namespace; its counts are since the namespace was opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheReport {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Its configured size in bytes.
+    pub capacity_bytes: u64,
+    /// Memory of its entries in bytes, their part of the tables included.
+    pub used_bytes: u64,
+    /// Number of entries.
+    pub entries: u64,
+    /// Reads that an entry served.
+    pub hits: u64,
+    /// Reads that went to the engine.
+    pub misses: u64,
+    /// Entries that had to leave for others.
+    pub evictions: u64,
 }
 
 impl SchedulingReport {
@@ -386,6 +408,7 @@ impl SchedulingReport {
             took_us: micros(interval.measure_duration),
             cores: cores.collect(),
             tenants: tenants.collect(),
+            caches: Vec::new(),
         }
     }
 }

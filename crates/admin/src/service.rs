@@ -8,7 +8,7 @@ use crate::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
     NodeStatus,
 };
-use crate::scheduling_api::{SchedConfigPatch, SchedulingReport};
+use crate::scheduling_api::{CacheReport, SchedConfigPatch, SchedulingReport};
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::{EngineKind, FormatConfig};
@@ -109,6 +109,7 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
         id: NamespaceId(added.nsid),
         device: device_config(&added.device, added.size_bytes, added.kind, block_bytes),
         drive_profile: None,
+        cache_bytes: added.cache_bytes.unwrap_or(0),
         command_set: match added.kind {
             NamespaceType::Kv => {
                 let engine = added.engine.as_deref().map_or(Ok(EngineKind::default()), str::parse);
@@ -227,6 +228,7 @@ impl AdminService {
                 keys: None,
                 engine,
                 block_bytes,
+                cache_bytes: config.cache_bytes,
                 ana_group: config.ana_group,
                 added: added(nsid),
                 offline: Some(why),
@@ -267,6 +269,7 @@ impl AdminService {
             device: absolute_path(&request.device)?,
             size_bytes: request.size_bytes,
             engine: engine.map(|kind| kind.name().to_owned()),
+            cache_bytes: request.cache_bytes.filter(|&bytes| bytes > 0),
             block_bytes: (request.kind == NamespaceType::Block)
                 .then(|| request.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES)),
             ana_group: request.ana_group.unwrap_or(1),
@@ -440,6 +443,22 @@ impl AdminService {
         self.node.set_scheduling(config).map_err(|error| AdminError::Invalid(error.to_string()))
     }
 
+    /// The caches of values, in nsid order.
+    fn caches(&self) -> Vec<CacheReport> {
+        let report = |one: NamespaceStatus| {
+            one.cache.map(|cache| CacheReport {
+                nsid: one.config.id.0,
+                capacity_bytes: cache.capacity_bytes,
+                used_bytes: cache.used_bytes,
+                entries: cache.entries,
+                hits: cache.hits,
+                misses: cache.misses,
+                evictions: cache.evictions,
+            })
+        };
+        self.node.namespaces().into_iter().filter_map(report).collect()
+    }
+
     /// The report of the last complete sampling interval.
     ///
     /// # Errors
@@ -447,7 +466,8 @@ impl AdminService {
     pub fn last_interval(&self) -> Result<SchedulingReport, AdminError> {
         let interval = self.node.monitor().last_interval();
         let none = || AdminError::NotFound("the first sampling interval has not ended yet".to_owned());
-        interval.map(|interval| SchedulingReport::from_interval(&interval)).ok_or_else(none)
+        let interval = interval.ok_or_else(none)?;
+        Ok(SchedulingReport { caches: self.caches(), ..SchedulingReport::from_interval(&interval) })
     }
 
     /// Status and resource usage of the node.
@@ -568,6 +588,7 @@ fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary 
         keys: report.keys,
         engine,
         block_bytes,
+        cache_bytes: report.config.cache_bytes,
         ana_group: report.config.ana_group,
         added,
         offline: None,

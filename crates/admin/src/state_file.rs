@@ -37,6 +37,9 @@ pub struct AddedNamespace {
     /// Storage engine of a key-value namespace. A file of an earlier octokv names none: it had one engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
+    /// Memory of its cache of values in bytes; `None` without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_bytes: Option<u64>,
     /// Block size in bytes of a block namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -246,6 +249,7 @@ mod tests {
                 device: "/srv/blocks.img".to_owned(),
                 size_bytes: None,
                 engine: None,
+                cache_bytes: Some(1 << 30),
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),

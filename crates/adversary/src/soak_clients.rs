@@ -429,6 +429,7 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
             device: "memory".to_owned(),
             size_bytes: Some(16 << 20),
             engine: None,
+            cache_bytes: None,
             block_bytes: None,
             ana_group: None,
             existing: ExistingDataMode::Check,

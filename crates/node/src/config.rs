@@ -20,6 +20,8 @@ pub const REQUESTS_MAX: usize = 1 << 24;
 pub const NAMESPACE_ID_MAX: u32 = 1024;
 /// Highest ANA group identifier.
 pub const ANA_GROUPS_MAX: u32 = 32;
+/// Fewest bytes of a cache of values.
+pub const CACHE_BYTES_MIN: u64 = 1 << 20;
 
 /// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +77,8 @@ pub struct NamespaceConfig {
     pub device: DeviceConfig,
     /// Drive whose latency the device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
+    /// Memory of a cache of values, in bytes: [`CACHE_BYTES_MIN`] or more, or 0 for none. Key Value namespaces only.
+    pub cache_bytes: u64,
     /// Its command set, with the parameters of that set.
     pub command_set: CommandSetConfig,
     /// Policy for data that the device already holds.
@@ -96,6 +100,8 @@ pub struct NodeConfig {
     pub device: DeviceConfig,
     /// Drive whose latency that device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
+    /// Memory of a cache of values in front of that device, in bytes: see [`NamespaceConfig::cache_bytes`].
+    pub cache_bytes: u64,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
@@ -145,6 +151,7 @@ impl Default for NodeConfig {
         NodeConfig {
             device: DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
             drive_profile: None,
+            cache_bytes: 0,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),
@@ -177,6 +184,7 @@ impl NodeConfig {
             id: NamespaceId(1),
             device: self.device.clone(),
             drive_profile: self.drive_profile,
+            cache_bytes: self.cache_bytes,
             command_set: CommandSetConfig::KeyValue { format: self.format },
             existing_data: if self.reformat {
                 ExistingDataPolicy::Discard

@@ -51,8 +51,8 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
-    NodeConfig, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX,
+    NamespaceConfig, NodeConfig, REQUESTS_MAX,
 };
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};

@@ -296,7 +296,8 @@ fn open_volume(
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
-    let open = OpenConfig { durability: options.durability, cores: options.cores, cache_bytes: 0 };
+    let open =
+        OpenConfig { durability: options.durability, cores: options.cores, cache_bytes: config.cache_bytes };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
 }
 
@@ -381,6 +382,7 @@ mod tests {
             id: NamespaceId(2),
             device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
             drive_profile: None,
+            cache_bytes: 0,
             command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
             existing_data: ExistingDataPolicy::Keep,
             ana_group: 1,

@@ -23,7 +23,7 @@ use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
-use octokv_engine::{EngineStatistics, Volume};
+use octokv_engine::{CacheStatistics, EngineStatistics, Volume};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
@@ -57,6 +57,8 @@ pub struct NamespaceStatus {
     pub used_bytes: u64,
     /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,
+    /// Its cache of values; `None` if it has none.
+    pub cache: Option<CacheStatistics>,
 }
 
 /// A running node. Dropping it stops its threads; [`RunningNode::stop`] also shuts the volumes down cleanly.
@@ -287,16 +289,18 @@ impl RunningNode {
 
     fn status_of(&self, namespace: &OpenNamespace) -> NamespaceStatus {
         let info = namespace.info(self.target.config().key_bytes_max);
-        let keys = match &namespace.volume {
-            NamespaceVolume::Kv(volume) => Some(volume.statistics().keys),
+        let statistics = match &namespace.volume {
+            NamespaceVolume::Kv(volume) => Some(volume.statistics()),
             NamespaceVolume::Block(_) => None,
         };
+        let cache = statistics.map(|statistics| statistics.cache);
         NamespaceStatus {
             config: namespace.config.clone(),
             device: namespace.name(),
             size_bytes: info.size_bytes,
             used_bytes: info.used_bytes(),
-            keys,
+            keys: statistics.map(|statistics| statistics.keys),
+            cache: cache.filter(|cache| cache.capacity_bytes > 0),
         }
     }
 
@@ -580,6 +584,7 @@ mod tests {
             id: NamespaceId(2),
             device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
             drive_profile: None,
+            cache_bytes: 0,
             command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
             existing_data: ExistingDataPolicy::Keep,
             ana_group: 1,

@@ -3,12 +3,13 @@
 //! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
 use crate::config::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig,
-    REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig,
+    NodeConfig, REQUESTS_MAX,
 };
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
 use octokv_base::NamespaceId;
+use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
 use std::io;
@@ -74,8 +75,31 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     {
         return invalid("block_size", "must be 512 or 4096");
     }
+    if config.cache_bytes > 0 {
+        validate_cache(config)?;
+    }
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
         return invalid("size", "must be at least one block");
+    }
+    Ok(())
+}
+
+/// Validates the size of a cache that is not 0.
+fn validate_cache(config: &NamespaceConfig) -> Result<(), StartError> {
+    let invalid = |why: String| Err(StartError::InvalidSetting { name: "cache_bytes", why });
+    let bytes = config.cache_bytes;
+    if matches!(config.command_set, CommandSetConfig::Blocks { .. }) {
+        return invalid("only a key-value namespace has a cache of values".to_owned());
+    }
+    if matches!(config.device, DeviceConfig::Memory { .. }) && config.drive_profile.is_none() {
+        return invalid("a namespace in memory needs no cache of its values".to_owned());
+    }
+    if bytes < CACHE_BYTES_MIN {
+        return invalid(format!("{bytes} bytes are too few: at least {CACHE_BYTES_MIN}, or 0 for no cache"));
+    }
+    // Memory is committed as the cache fills: more than is available would get this process, or another, killed.
+    if let Some(available) = available_memory_bytes().filter(|available| bytes > *available) {
+        return invalid(format!("{bytes} bytes of memory are more than the {available} that are available"));
     }
     Ok(())
 }

@@ -146,6 +146,9 @@ pub struct ServeArgs {
     /// Storage engine of namespace 1, and of the others that name none.
     #[arg(long)]
     pub engine: Option<EngineArg>,
+    /// Memory of a cache of values in front of the device of namespace 1; 0 for none.
+    #[arg(long, value_name = "SIZE")]
+    pub cache_bytes: Option<Size>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
     /// file.
     #[arg(long, value_name = "BYTES")]

@@ -34,6 +34,7 @@ pub struct ConfigFile {
     pub size: Size,
     pub nand: DriveArg,
     pub engine: EngineArg,
+    pub cache_bytes: Size,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -79,6 +80,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "size",
     "nand",
     "engine",
+    "cache_bytes",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -176,6 +178,7 @@ impl Default for ConfigFile {
             size: Size(size),
             nand: DriveArg(node.drive_profile),
             engine: EngineArg::default(),
+            cache_bytes: Size(node.cache_bytes),
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -269,6 +272,7 @@ impl ConfigFile {
         over(&mut self.size, &flags.size);
         over(&mut self.nand, &flags.nand);
         over(&mut self.engine, &flags.engine);
+        over(&mut self.cache_bytes, &flags.cache_bytes);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
         over(&mut self.durability, &flags.durability);
@@ -415,6 +419,7 @@ impl ConfigFile {
         Ok(NodeConfig {
             device,
             drive_profile: self.nand.0,
+            cache_bytes: self.cache_bytes.0,
             format,
             reformat,
             durability: match self.durability {

@@ -44,6 +44,9 @@ pub struct NamespaceSection {
     /// Key-value namespaces: storage engine; that of the node if none is named.
     #[serde(default)]
     pub engine: Option<EngineArg>,
+    /// Key-value namespaces: memory of a cache of values; 0 for none.
+    #[serde(default)]
+    pub cache_bytes: Size,
     /// ANA group, 1 to 32.
     #[serde(default = "default_ana_group")]
     pub ana_group: u32,
@@ -105,6 +108,7 @@ impl NamespaceSection {
             id: NamespaceId(self.nsid),
             device,
             drive_profile: self.nand.0,
+            cache_bytes: self.cache_bytes.0,
             command_set,
             existing_data,
             ana_group: self.ana_group,

@@ -3,6 +3,7 @@
 use crate::admin::{AdminArgs, print_json, to_cli_error};
 use crate::arg_parsers::{parse_finite, parse_host_nqn};
 use crate::exit_status::{CliError, CliResult};
+use crate::size::Size;
 use clap::{Args, Subcommand};
 use octokv_admin::http_client::{self, AdminClientError};
 use octokv_admin::scheduling_api::{
@@ -253,6 +254,16 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
             tenant.waited_us,
             tenant.round_trip_us,
         )?;
+    }
+    for cache in &interval.caches {
+        let reads = cache.hits + cache.misses;
+        let hit_percent = if reads > 0 { cache.hits as f64 * 100.0 / reads as f64 } else { 0.0 };
+        write!(out, "\ncache of namespace {}: {hit_percent:.1} % of {reads} reads, ", cache.nsid)?;
+        write!(out, "{} of {} used, ", Size(cache.used_bytes), Size(cache.capacity_bytes))?;
+        write!(out, "{} entries, {} evicted", cache.entries, cache.evictions)?;
+    }
+    if !interval.caches.is_empty() {
+        writeln!(out)?;
     }
     writeln!(out, "\nmeasured by core {} in {:.0} us", interval.measured_by, interval.took_us)?;
     Ok(())

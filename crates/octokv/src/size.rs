@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size(pub u64);
 
 const EXPECTED: &str = "a size such as 4096, 512MiB or 1GiB";

@@ -129,6 +129,26 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
         (&["--kind", "kv", "--device", &new, "--size", "64KiB"], 2, &["new"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--engine", "tree"], 2, &["tree", "hash"]),
         (&["--kind", "block", "--device", &new, "--size", "64MiB", "--engine", "hash"], 2, &["engine"]),
+        (
+            &["--kind", "block", "--device", &new, "--size", "64MiB", "--cache-bytes", "1MiB"],
+            2,
+            &["cache_bytes", "key-value"],
+        ),
+        (
+            &["--kind", "kv", "--device", "memory", "--size", "64MiB", "--cache-bytes", "1MiB"],
+            2,
+            &["cache_bytes", "in memory"],
+        ),
+        (
+            &["--kind", "kv", "--device", &new, "--size", "64MiB", "--cache-bytes", "1023KiB"],
+            2,
+            &["cache_bytes", "at least 1048576"],
+        ),
+        (
+            &["--kind", "kv", "--device", &new, "--size", "64MiB", "--cache-bytes", "1PiB"],
+            2,
+            &["cache_bytes", "available"],
+        ),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--keep"], 2, &["keep"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "1"], 1, &["namespace 1 already"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "0"], 2, &["nsid"]),
@@ -145,6 +165,53 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
     node.run(&["ns", "remove", "1"]).assert_failed(2, &["configuration"]);
     node.run(&["ns", "remove", "3"]).assert_failed(1, &["namespace 3 does not exist"]);
     assert!(!std::fs::read_to_string(directory.join("device.state")).unwrap().contains("[[namespace]]"));
+}
+
+/// The counts of the caches, by namespace: entries, hits, misses.
+fn caches(node: &Node) -> Vec<[u64; 4]> {
+    let stats = node.run(&["stats", "--json"]);
+    let interval: Value = serde_json::from_str(stats.stdout_ok()).unwrap();
+    let count = |cache: &Value, name: &str| cache[name].as_u64().unwrap();
+    let caches = interval["caches"].as_array().unwrap().iter();
+    caches.map(|one| ["nsid", "entries", "hits", "misses"].map(|name| count(one, name))).collect()
+}
+
+#[test]
+fn values_are_served_from_a_cache_that_is_set_by_namespace_and_visible_in_stats() {
+    let directory = temp_directory();
+    let directory = directory.path();
+    let node = Node::start_with(directory, &["--cache-bytes", "4MiB"]);
+    let keys = path(directory, "keys");
+    let add = ["ns", "add", "--kind", "kv", "--device", &keys, "--size", "64MiB", "--cache-bytes", "2MiB"];
+    node.run(&add).stdout_ok();
+    node.run(&["ns", "add", "--kind", "kv", "--device", "memory", "--size", "16MiB"]).stdout_ok();
+    for nsid in [1, 2, 3] {
+        let url = node.url(nsid);
+        for value in ["old", "new"] {
+            octokv(["put", "key", value, "--url", &url]).stdout_ok();
+            for _ in 0..3 {
+                assert_eq!(octokv(["get", "key", "--url", &url]).stdout_ok(), value);
+            }
+        }
+        octokv(["exist", "key", "--url", &url]).stdout_ok();
+    }
+    assert_eq!(caches(&node), [[1, 1, 5, 2], [2, 1, 5, 2]]);
+    let table = node.run(&["stats"]);
+    assert!(table.stdout_ok().contains("cache of namespace 2: 71.4 % of 7 reads"), "{}", table.text());
+    octokv(["delete", "key", "--url", &node.url(2)]).stdout_ok();
+    octokv(["get", "key", "--url", &node.url(2)]).assert_failed(3, &["key"]);
+    // The client's delete tests first whether the key exists: a hit.
+    assert_eq!(caches(&node)[1], [2, 0, 6, 3]);
+    let sizes = |node: &Node| -> Vec<u64> {
+        node.list().iter().map(|one| one["cache_bytes"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(sizes(&node), [4 << 20, 2 << 20, 0]);
+    node.server.stop();
+    let node = Node::start(directory);
+    assert_eq!(sizes(&node), [0, 2 << 20, 0]);
+    assert_eq!(caches(&node), [[2, 0, 0, 0]], "a cache is empty after a start");
+    node.run(&["ns", "remove", "2"]).stdout_ok();
+    assert!(caches(&node).is_empty());
 }
 
 #[test]
@@ -309,6 +376,12 @@ fn namespaces_of_the_configuration_file_are_served_and_checked() {
         ("[[namespace]]\nnsid = 1\nkind = \"kv\"\ndevice = \"x\"\n", "nsid"),
         ("[[namespace]]\nnsid = 2\nkind = \"kv\"\ndevice = \"x\"\nengine = \"tree\"\n", "\"tree\": \"hash\""),
         ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\nengine = \"hash\"\n", "without engine"),
+        (
+            "[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\ncache_bytes = \"1MiB\"\n",
+            "cache_bytes",
+        ),
+        ("cache_bytes = 4096\n", "cache_bytes"),
+        ("cache_bytes = \"many\"\n", "cache_bytes"),
         ("[[namespace]]\nnsid = 2\nkind = \"disk\"\ndevice = \"x\"\n", "kv"),
         ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"memory\"\n", "size"),
         ("[[namespace]]\nnsid = 2\nkind = \"block\"\ndevice = \"x\"\nblock_size = 1000\n", "block_size"),
