@@ -42,6 +42,7 @@ const NODE: NodePlan = NodePlan {
     has_owner_cores: false,
     is_in_memory: false,
     has_parallel_core: false,
+    cache_bytes: 0,
     queue_depth: 256,
     in_capsule_bytes: 4096,
     max_h2c_data: 512 << 10,

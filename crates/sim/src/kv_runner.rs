@@ -320,7 +320,9 @@ impl KvRunner {
 
     fn count_checkpoints(&mut self, node: usize) {
         if let Some(volume) = self.simulation.node[node].volume() {
-            self.simulation.stats.checkpoints += volume.statistics().checkpoints;
+            let statistics = volume.statistics();
+            self.simulation.stats.checkpoints += statistics.checkpoints;
+            self.simulation.stats.cache_hits += statistics.cache.hits;
         }
     }
 

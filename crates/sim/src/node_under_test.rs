@@ -163,7 +163,8 @@ impl KvNodeUnderTest {
             }
             let pool = BufferPool::new(plan.pool_bytes);
             let cores = plan.cores + usize::from(plan.has_parallel_core);
-            let config = OpenConfig { durability: plan.durability, cores, cache_bytes: 0 };
+            let (durability, cache_bytes) = (plan.durability, plan.cache_bytes);
+            let config = OpenConfig { durability, cores, cache_bytes };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;

@@ -137,6 +137,8 @@ pub struct NodePlan {
     pub requests_max: usize,
     /// Whether each key has an owner core, which alone may execute operations on it.
     pub has_owner_cores: bool,
+    /// Memory of the volume's cache of values, in bytes; 0 for none.
+    pub cache_bytes: u64,
     /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_depth: u16,
     /// In-capsule data size of I/O queues, in bytes.
@@ -344,6 +346,7 @@ impl KvScenarioPlan {
         let mut node = draw_node(random);
         // A generator of its own: the other draws of a seed do not depend on it.
         node.has_owner_cores = Prng::new(mix64(seed ^ 0x0e4e)).one_in(3);
+        node.cache_bytes = draw_cache_bytes(seed);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
             let data_bytes = u64::from(node.value_bytes_max) * between(random, 2, 8);
@@ -368,6 +371,13 @@ impl KvScenarioPlan {
             operator_interval: None,
         }
     }
+}
+
+/// The cache of a seed: none in two thirds of them; else one that evicts, one that does sometimes, or one that holds
+/// everything. A generator of its own: the other draws of a seed do not depend on it.
+pub(crate) fn draw_cache_bytes(seed: u64) -> u64 {
+    let mut random = Prng::new(mix64(seed ^ 0xcac4e));
+    if random.one_in(3) { pick(&mut random, &[16 << 10, 64 << 10, 4 << 20]) } else { 0 }
 }
 
 pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
@@ -396,6 +406,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         device_depth: pick(random, &[1, 4, 32, 128]),
         requests_max: pick(random, &[1, 3, 16, 256]),
         has_owner_cores: false,
+        cache_bytes: 0,
         queue_depth: pick(random, &[2, 5, 32, 256]),
         in_capsule_bytes: pick(random, &[0, 512, 4096, 16 << 10]),
         max_h2c_data: pick(random, &[4096, 16 << 10, 512 << 10]),

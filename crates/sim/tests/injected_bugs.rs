@@ -105,6 +105,12 @@ fn writers_that_do_not_wait_for_each_other_are_found() {
 }
 
 #[test]
+fn a_cache_that_is_filled_with_a_value_of_before_a_change_is_found() {
+    assert_found(InjectedBug::FillWithoutLease, Scenario::Calm, 100);
+    assert_found(InjectedBug::FillWithoutLease, Scenario::Remote, 300);
+}
+
+#[test]
 fn colliding_fingerprints_alone_are_no_bug() {
     for scenario in [Scenario::Calm, Scenario::Crashes] {
         let outcome = run_with_bug(InjectedBug::NarrowTags, scenario, 150);

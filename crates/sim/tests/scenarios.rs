@@ -92,21 +92,23 @@ fn commands_on_memory_end_at_once_or_wait_and_both_are_rejected_and_cut() {
 fn every_fault_of_a_scenario_occurs() {
     let of = |scenario| {
         let stats = (100..112).map(|seed| run_seed(seed, scenario, false).unwrap());
-        stats.fold([0; 4], |sum, one| {
-            let [crashes, checkpoints, errors, corrupted] = sum;
+        stats.fold([0; 5], |sum, one| {
+            let [crashes, checkpoints, errors, corrupted, cache_hits] = sum;
             [
                 crashes + one.crashes,
                 checkpoints + one.checkpoints,
                 errors + one.device_errors,
                 corrupted + one.corrupted_bits,
+                cache_hits + one.cache_hits,
             ]
         })
     };
-    let [crashes, checkpoints, ..] = of(Scenario::Crashes);
+    let [crashes, checkpoints, _, _, cache_hits] = of(Scenario::Crashes);
     assert!(crashes > 12 && checkpoints > 0, "{crashes} crashes, {checkpoints} checkpoints");
-    let [.., errors, corrupted] = of(Scenario::Disk);
+    assert!(cache_hits > 100, "{cache_hits} reads from a cache");
+    let [_, _, errors, corrupted, _] = of(Scenario::Disk);
     assert!(errors > 12 && corrupted > 6, "{errors} errors, {corrupted} corrupted bits");
-    let [crashes, _, errors, _] = of(Scenario::Nodes);
+    let [crashes, _, errors, ..] = of(Scenario::Nodes);
     assert!(crashes > 6 && errors > 12, "{crashes} crashes, {errors} errors");
 }
 

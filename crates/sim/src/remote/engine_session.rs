@@ -182,6 +182,7 @@ impl EngineSession {
         let (shared, opened_by_task) = (Rc::clone(&self.shared), Rc::clone(&opened));
         let (format, handle) = (self.plan.format_config(), self.handle.clone());
         let pool = BufferPool::new(self.plan.node.pool_bytes);
+        let cache_bytes = self.plan.node.cache_bytes;
         self.connected = Some(ConnectedEngine { remote, channel, opened });
         self.handle.spawn(async move {
             let open = async {
@@ -190,7 +191,7 @@ impl EngineSession {
                     AnyVolume::format(&devices, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
-                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
                 let engine = Rc::new(volume.engine(0, &devices, pool));
                 Ok(OpenedEngine { engine, volume })
