@@ -206,13 +206,22 @@ impl<R> SendBuffer<R> {
         }
     }
 
-    /// Moves the unsent bytes to the front instead of growing the staging area for sent ones.
+    /// Makes room for about `count` bytes.
+    #[inline]
     fn reclaim_staging(&mut self, count: usize) {
-        let full = self.staging.len() + count > self.staging.capacity();
-        if full && self.staging_head > 0 && self.staging_head >= self.staging.len() / 2 {
+        if self.staging.len() + count > self.staging.capacity() {
+            self.grow_staging(count);
+        }
+    }
+
+    /// Moves the unsent bytes to the front instead of growing the staging area for sent ones.
+    #[cold]
+    fn grow_staging(&mut self, count: usize) {
+        if self.staging_head > 0 && self.staging_head >= self.staging.len() / 2 {
             self.staging.drain(..self.staging_head);
             self.staging_head = 0;
         }
+        self.staging.reserve(count);
     }
 
     fn reset_staging(&mut self) {
