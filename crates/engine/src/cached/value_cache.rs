@@ -275,7 +275,9 @@ impl ValueCache {
         let mut shard = self.shard(hash);
         let slot = *shard.slot(hash);
         let is_current = slot.generation == generation && slot.changes == 0;
-        if is_current || bug_injection::is_injected(InjectedBug::FillWithoutLease) {
+        let may_fill = is_current || bug_injection::is_injected(InjectedBug::FillWithoutLease);
+        // Another reader of the key may have filled it since.
+        if may_fill && !shard.entries.contains_key(&CacheKeyRef { hash, key: key.as_bytes() }) {
             let key = CacheKey { hash, key: key.clone() };
             shard.entries.insert_with_lifecycle(key, CachedValue { bytes, version }, &mut evicted);
             shard.evictions += evicted.len() as u64;
@@ -411,7 +413,9 @@ mod tests {
         cache.fill(before, &key, b"before", Version::NONE);
         let after = lease(read(&cache, &key)).expect("both have ended");
         cache.fill(after, &key, b"after", Version::NONE);
+        cache.fill(after, &key, b"after", Version::NONE);
         assert_eq!(&cache.hit(hash, key.as_bytes()).expect("filled").bytes[..], b"after");
+        assert_eq!(cache.statistics().evictions, 0, "a second reader replaces nothing");
         let all = cache.begin_change_of_all();
         assert!(cache.hit(hash, key.as_bytes()).is_none());
         cache.fill(after, &key, b"after", Version::NONE);
