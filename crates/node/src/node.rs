@@ -293,14 +293,13 @@ impl RunningNode {
             NamespaceVolume::Kv(volume) => Some(volume.statistics()),
             NamespaceVolume::Block(_) => None,
         };
-        let cache = statistics.map(|statistics| statistics.cache);
         NamespaceStatus {
             config: namespace.config.clone(),
             device: namespace.name(),
             size_bytes: info.size_bytes,
             used_bytes: info.used_bytes(),
             keys: statistics.map(|statistics| statistics.keys),
-            cache: cache.filter(|cache| cache.capacity_bytes > 0),
+            cache: statistics.map(|one| one.cache).filter(|cache| cache.capacity_bytes > 0),
         }
     }
 
