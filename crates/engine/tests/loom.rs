@@ -118,7 +118,7 @@ fn space_that_one_core_retires_is_reused_by_another() {
     });
 }
 
-/// Who waits for space is woken: without that the model ends in a deadlock.
+/// A task that waits for space is woken: without that the model ends in a deadlock.
 #[test]
 fn who_waits_for_readers_to_leave_is_woken() {
     loom::model(|| {

@@ -35,7 +35,7 @@ pub struct Epochs {
     extents_max: u64,
     /// 1 while `waiters` has any.
     are_waiting: AtomicU64,
-    /// Who waits for readers to leave, each once.
+    /// Tasks that wait for readers to leave, each once.
     waiters: Mutex<Vec<Waker>>,
 }
 
@@ -154,7 +154,7 @@ impl Epochs {
         self.oldest.iter().map(|epoch| epoch.0.load(Ordering::Acquire)).min().unwrap_or(u64::MAX)
     }
 
-    /// Publishes the oldest epoch of a core after one of its readers left, and wakes who waits for that.
+    /// Publishes the oldest epoch of a core after one of its readers left, and wakes the tasks that wait for that.
     fn publish_leave(&self, core: usize, oldest: u64) {
         self.oldest[core].0.store(oldest, Ordering::Release);
         fence(Ordering::SeqCst);

@@ -144,7 +144,7 @@ impl HashCore {
         };
         let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
         let extent = self.allocate(lookup.hash, units)?;
-        let sequence = volume.next_sequence();
+        let sequence = self.next_sequence();
         let identity = RecordId {
             volume_id: volume.volume_id(),
             sequence,

@@ -29,6 +29,9 @@ use std::sync::Arc;
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
 
+/// Sequence numbers that a core reserves at once, on a volatile volume.
+const SEQUENCES_RESERVED: u64 = 1024;
+
 /// How often a put waits for the readers of one moment to leave: others may take the space that it then frees.
 const SPACE_WAITS_MAX: usize = 16;
 
@@ -48,6 +51,8 @@ pub struct HashCore {
     readers: EpochReaders,
     /// The bitmap partition from which this core allocates.
     pub(super) preferred_partition: Cell<usize>,
+    /// Reserved sequence numbers: the next, and the end.
+    sequences: Cell<(u64, u64)>,
     /// Operations whose callers dropped them.
     pub(super) abandoned: AbandonedOperations,
 }
@@ -81,7 +86,23 @@ impl HashCore {
     ) -> HashCore {
         let preferred_partition = Cell::new(volume.initial_space_partition(core));
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
-        HashCore { volume, device, pool, readers: EpochReaders::new(core), preferred_partition, abandoned }
+        let (readers, sequences) = (EpochReaders::new(core), Cell::new((0, 0)));
+        HashCore { volume, device, pool, readers, preferred_partition, sequences, abandoned }
+    }
+
+    /// A sequence number for a record. On a volatile volume, whose records need no order among cores, the core reserves many
+    /// at once.
+    pub(super) fn next_sequence(&self) -> u64 {
+        if !self.volume.volatile {
+            return self.volume.take_sequences(1);
+        }
+        let (mut next, mut end) = self.sequences.get();
+        if next == end {
+            next = self.volume.take_sequences(SEQUENCES_RESERVED);
+            end = next + SEQUENCES_RESERVED;
+        }
+        self.sequences.set((next + 1, end));
+        next
     }
 
     fn lba(&self, location: u64) -> Lba {
@@ -228,7 +249,7 @@ impl HashCore {
     ) -> (u64, DeviceFuture) {
         let identity = RecordId {
             volume_id: self.volume.volume_id(),
-            sequence: self.volume.next_sequence(),
+            sequence: self.next_sequence(),
             location: extent.location,
             namespace: self.volume.namespace(),
         };

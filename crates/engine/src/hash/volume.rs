@@ -139,8 +139,9 @@ impl HashVolume {
     pub(super) fn lba(&self, location: u64) -> Lba {
         Lba(location * self.unit_blocks)
     }
-    pub(super) fn next_sequence(&self) -> u64 {
-        self.next_sequence.fetch_add(1, Ordering::Relaxed)
+    /// Takes `count` sequence numbers of records, and gives the first.
+    pub(super) fn take_sequences(&self, count: u64) -> u64 {
+        self.next_sequence.fetch_add(count, Ordering::Relaxed)
     }
     pub(super) fn layout(&self) -> &HashSuperblock {
         &self.layout
@@ -186,7 +187,7 @@ impl HashVolume {
     /// Locks the key of this hash for a writer.
     pub(super) async fn lock_key(&self, hash: u128) -> KeyGuard<'_> {
         let key = if bug_injection::is_injected(InjectedBug::SkipKeyLock) {
-            u128::from(self.next_sequence())
+            u128::from(self.take_sequences(1))
         } else {
             hash
         };
@@ -312,9 +313,12 @@ impl HashVolume {
     /// Counts a record that came into the index, and the one that it replaced.
     fn count_used_units(&self, units: u64, before: Option<RecordRef>) {
         let unit = u64::from(self.layout.unit_bytes);
-        let freed_bytes = before.map_or(0, |record_ref| record_ref.units) * unit;
-        self.used_bytes.fetch_add(units * unit, Ordering::Relaxed);
-        self.used_bytes.fetch_sub(freed_bytes, Ordering::Relaxed);
+        let freed_units = before.map_or(0, |record_ref| record_ref.units);
+        // All cores have this sum: a record that takes the space of its predecessor leaves it alone.
+        if units != freed_units {
+            let grown_bytes = (units * unit).wrapping_sub(freed_units * unit);
+            self.used_bytes.fetch_add(grown_bytes, Ordering::Relaxed);
+        }
     }
 
     /// Applies a change of a writer without the key's lock, and gives the space of the replaced record. `None`, and nothing

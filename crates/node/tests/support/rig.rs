@@ -9,9 +9,12 @@
 
 #![allow(dead_code, reason = "each of its users has a part of it")]
 
-use octokv_base::{Buffer, BufferPool, Key, Lba, NamespaceId, Nanos};
+#[path = "rig_device.rs"]
+mod rig_device;
+
+use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
-use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk};
+use octokv_device::{Device, Geometry, MemoryDevice, RamDisk};
 use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
@@ -21,10 +24,11 @@ use octokv_node::{
 };
 use octokv_nvmf::{LbaRange, NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
 use octokv_runtime::{
-    CoreWaker, CpuTime, DetachedSocket, DeviceHandle, DeviceQueue, DeviceSource, FileId, IoCompletion,
-    IoOperation, ListenerId, ReactorHandle, ReceiveStatus, SendStatus, SocketId, Sockets, Stage, block_on,
-    mesh,
+    CoreWaker, CpuTime, DetachedSocket, DeviceHandle, ListenerId, ReactorHandle, ReceiveStatus, SendStatus,
+    SocketId, Sockets, Stage, block_on, mesh,
 };
+pub use rig_device::TestCosts;
+use rig_device::{DeferredQueue, RigDevice};
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -75,15 +79,6 @@ struct TestConnection {
     discarded_bytes: Option<u64>,
 }
 
-/// Simulated costs of a core's work.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct TestCosts {
-    /// Per receive and per send.
-    pub call: Nanos,
-    /// Per device block read.
-    pub block: Nanos,
-}
-
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct RigConfig {
@@ -113,75 +108,6 @@ impl RigConfig {
             depth,
             costs: TestCosts::default(),
         }
-    }
-}
-
-/// A memory device whose reads have a cost.
-struct CostedDevice {
-    memory: MemoryDevice,
-    handle: ReactorHandle,
-    costs: TestCosts,
-}
-
-impl CostedDevice {
-    fn charge_read(&self, bytes: usize) {
-        let blocks = (bytes / self.geometry().block_bytes as usize) as u64;
-        self.handle.cpu_time().advance_simulated(Stage::Kv, Nanos(self.costs.block.0 * blocks));
-    }
-}
-
-impl Device for CostedDevice {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
-    }
-    fn name(&self) -> &str {
-        self.memory.name()
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.charge_read(buffer.len());
-        self.memory.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.memory.write(at, buffer)
-    }
-    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
-        self.charge_read(bytes);
-        self.memory.read_in_place(at, bytes, read)
-    }
-    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.memory.write_in_place(at, bytes, write)
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.memory.flush()
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.memory.trim(at, blocks)
-    }
-}
-
-/// A device of the rig, as its core opens it.
-#[derive(Clone)]
-enum RigDevice {
-    /// Memory, as a [`CostedDevice`] if there are costs.
-    Memory { disk: Arc<RamDisk>, costs: TestCosts },
-    /// The [`DeferredQueue`], as a file.
-    Deferred(Geometry),
-}
-
-impl OpenDevice for RigDevice {
-    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        Ok(match self {
-            RigDevice::Memory { disk, costs } => {
-                let memory = MemoryDevice::new(Arc::clone(disk));
-                match costs.block {
-                    Nanos::ZERO => Rc::new(memory),
-                    _ => Rc::new(CostedDevice { memory, handle: handle.clone(), costs: *costs }),
-                }
-            }
-            RigDevice::Deferred(geometry) => {
-                Rc::new(FileDevice::new(handle.devices().clone(), FileId(0), *geometry, "deferred".into()))
-            }
-        })
     }
 }
 
@@ -262,41 +188,6 @@ impl Sockets for TestSockets {
     fn close(&mut self, _: SocketId) {}
 }
 
-/// A queue to one file, which is in memory: operations are executed when they are submitted, and complete at the next poll.
-/// Empty for memory devices, which need none.
-struct DeferredQueue {
-    bytes: Vec<u8>,
-    completed: Vec<(u32, IoCompletion)>,
-}
-
-impl DeviceQueue for DeferredQueue {
-    fn open(&mut self, _: &DeviceSource) -> io::Result<FileId> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-    fn close(&mut self, _: FileId) {}
-    fn submit(&mut self, token: u32, _: FileId, operation: IoOperation) {
-        let buffer = match operation {
-            IoOperation::Read { offset, mut buffer } => {
-                let length = buffer.len();
-                buffer.copy_from_slice(&self.bytes[offset as usize..][..length]);
-                Some(buffer)
-            }
-            IoOperation::Write { offset, buffer } => {
-                self.bytes[offset as usize..][..buffer.len()].copy_from_slice(&buffer);
-                Some(buffer)
-            }
-            IoOperation::Flush | IoOperation::Trim { .. } => None,
-        };
-        self.completed.push((token, IoCompletion { buffer, result: Ok(()) }));
-    }
-    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
-        completions.append(&mut self.completed);
-    }
-    fn in_flight(&self) -> usize {
-        self.completed.len()
-    }
-}
-
 /// One core and its host.
 pub struct ReactorRig {
     network: Rc<RefCell<TestNetwork>>,
@@ -323,10 +214,20 @@ impl ReactorRig {
 
     /// A node of one core and a connected host.
     pub fn with_config(rig_config: RigConfig) -> ReactorRig {
+        ReactorRig::build(rig_config, None)
+    }
+
+    /// Core `core` of a node whose cores share a memory device and its volume, and a connected host. Nothing else is shared:
+    /// each core has a thread's own network and monitor.
+    pub fn on_shared_memory(rig_config: RigConfig, memory: &SharedMemory, core: usize) -> ReactorRig {
+        ReactorRig::build(rig_config, Some((memory, core)))
+    }
+
+    fn build(rig_config: RigConfig, shared: Option<(&SharedMemory, usize)>) -> ReactorRig {
+        let cores = shared.map_or(1, |(memory, _)| memory.cores);
         let RigConfig { device_bytes, is_deferred, namespace, depth, costs, .. } = rig_config;
         let network: Rc<RefCell<TestNetwork>> = Rc::default();
-        let bytes = if is_deferred { vec![0; device_bytes as usize] } else { Vec::new() };
-        let queue = DeferredQueue { bytes, completed: Vec::new() };
+        let queue = DeferredQueue::new(if is_deferred { device_bytes as usize } else { 0 });
         let devices = DeviceHandle::new(Box::new(queue), DEVICE_DEPTH);
         let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
         let sockets = |handle: Option<(ReactorHandle, TestCosts)>| TestSockets {
@@ -334,10 +235,10 @@ impl ReactorRig {
             is_node: handle.is_some(),
             accounting: handle,
         };
-        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let monitor = Monitor::new(cores, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let monitor = Arc::new(monitor.expect("the defaults are valid"));
         let node_sockets = sockets(Some((handle.clone(), costs)));
-        let core = build_core(rig_config, node_sockets, handle.clone(), Arc::clone(&monitor));
+        let core = build_core(rig_config, shared, node_sockets, handle.clone(), Arc::clone(&monitor));
         let config = ClientConfig {
             namespace,
             queue_depth: depth,
@@ -529,33 +430,57 @@ impl ReactorRig {
     }
 }
 
+/// A memory device with a volume for several cores.
+pub struct SharedMemory {
+    disk: Arc<RamDisk>,
+    volume: AnyVolume,
+    cores: usize,
+}
+
+impl SharedMemory {
+    /// An empty volume of so many bytes.
+    pub fn new(config: RigConfig, cores: usize) -> SharedMemory {
+        let disk = RamDisk::new(config.device_bytes, config.block_bytes).expect("memory");
+        let device = Rc::new(MemoryDevice::new(Arc::clone(&disk)));
+        let volume = block_on(open_volume(device, cores), || ());
+        SharedMemory { disk, volume, cores }
+    }
+}
+
+async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
+    let (devices, pool) = ([device], BufferPool::new(64 << 20));
+    let format = FormatConfig { seed: 7, ..FormatConfig::default() };
+    AnyVolume::format(&devices, &format).await.expect("it fits");
+    let config = OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0 };
+    AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
+}
+
 fn build_core(
     rig_config: RigConfig,
+    shared: Option<(&SharedMemory, usize)>,
     sockets: TestSockets,
     handle: ReactorHandle,
     monitor: Arc<Monitor>,
 ) -> NodeCore<TestSockets, RigDevice> {
     let RigConfig { device_bytes, block_bytes, is_deferred, costs, .. } = rig_config;
-    let kv_device = match is_deferred {
-        true => RigDevice::Deferred(Geometry {
+    let (core, cores) = shared.map_or((0, 1), |(memory, core)| (core, memory.cores));
+    let kv_device = match (shared, is_deferred) {
+        (Some((memory, _)), _) => RigDevice::Memory { disk: Arc::clone(&memory.disk), costs },
+        (None, true) => RigDevice::Deferred(Geometry {
             block_bytes,
             blocks: device_bytes / u64::from(block_bytes),
             volatile: false,
         }),
-        false => RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs },
+        (None, false) => {
+            RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs }
+        }
     };
-    let device = kv_device.open_for_core(&handle).expect("it opens");
-    let pool = BufferPool::new(64 << 20);
-    let format = FormatConfig { seed: 7, ..FormatConfig::default() };
-    let opening = async {
-        let devices = [device];
-        AnyVolume::format(&devices, &format).await.expect("it fits");
-        let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
-        AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
+    let volume = match shared {
+        Some((memory, _)) => memory.volume.clone(),
+        None => block_on(open_volume(kv_device.open_for_core(&handle).expect("it opens"), cores), || {
+            handle.devices().poll();
+        }),
     };
-    let volume = block_on(opening, || {
-        handle.devices().poll();
-    });
     let block_volume = BlockVolume::new(BLOCK_NAMESPACE_BLOCK_BYTES, BLOCK_NAMESPACE_BYTES);
     let block_device = RigDevice::Memory {
         disk: RamDisk::new(BLOCK_NAMESPACE_BYTES, BLOCK_NAMESPACE_BLOCK_BYTES).expect("memory"),
@@ -572,10 +497,10 @@ fn build_core(
     let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024), block_info]);
     let core_waker = Arc::clone(handle.core_waker());
     let parts = CoreParts {
-        index: 0,
+        index: core,
         sockets,
         listen: &["127.0.0.1:4420".parse().expect("an address")],
-        mailbox: mesh(&[CoreWaker::without_eventfd()], 4).remove(0),
+        mailbox: mesh(&vec![CoreWaker::without_eventfd(); cores], 4).remove(core),
         control_queue: ControlQueue::new(&core_waker),
         handle,
         target,
