@@ -249,7 +249,7 @@ mod tests {
                 device: "/srv/blocks.img".to_owned(),
                 size_bytes: None,
                 engine: None,
-                cache_bytes: Some(1 << 30),
+                cache_bytes: None,
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),
@@ -300,13 +300,14 @@ identity = "00ff"
 "#;
 
     #[test]
-    fn the_engine_of_a_namespace_is_kept() {
+    fn the_engine_and_the_cache_of_a_namespace_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let file = StateFile::new(&directory.path().join("state"));
         let mut state = populated_state();
         state.namespaces[0].kind = NamespaceType::Kv;
         state.namespaces[0].block_bytes = None;
         state.namespaces[0].engine = Some("hash".to_owned());
+        state.namespaces[0].cache_bytes = Some(1 << 30);
         file.save(&state).unwrap();
         assert_eq!(file.load().unwrap(), state);
     }
