@@ -14,7 +14,7 @@ mod rig_device;
 
 use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
-use octokv_device::{Device, Geometry, MemoryDevice, RamDisk};
+use octokv_device::{Device, Geometry, RamDisk};
 use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
@@ -214,17 +214,6 @@ impl ReactorRig {
 
     /// A node of one core and a connected host.
     pub fn with_config(rig_config: RigConfig) -> ReactorRig {
-        ReactorRig::build(rig_config, None)
-    }
-
-    /// Core `core` of a node whose cores share a memory device and its volume, and a connected host. Nothing else is shared:
-    /// each core has a thread's own network and monitor.
-    pub fn on_shared_memory(rig_config: RigConfig, memory: &SharedMemory, core: usize) -> ReactorRig {
-        ReactorRig::build(rig_config, Some((memory, core)))
-    }
-
-    fn build(rig_config: RigConfig, shared: Option<(&SharedMemory, usize)>) -> ReactorRig {
-        let cores = shared.map_or(1, |(memory, _)| memory.cores);
         let RigConfig { device_bytes, is_deferred, namespace, depth, costs, .. } = rig_config;
         let network: Rc<RefCell<TestNetwork>> = Rc::default();
         let queue = DeferredQueue::new(if is_deferred { device_bytes as usize } else { 0 });
@@ -235,10 +224,10 @@ impl ReactorRig {
             is_node: handle.is_some(),
             accounting: handle,
         };
-        let monitor = Monitor::new(cores, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
+        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
         let monitor = Arc::new(monitor.expect("the defaults are valid"));
         let node_sockets = sockets(Some((handle.clone(), costs)));
-        let core = build_core(rig_config, shared, node_sockets, handle.clone(), Arc::clone(&monitor));
+        let core = build_core(rig_config, node_sockets, handle.clone(), Arc::clone(&monitor));
         let config = ClientConfig {
             namespace,
             queue_depth: depth,
@@ -430,57 +419,32 @@ impl ReactorRig {
     }
 }
 
-/// A memory device with a volume for several cores.
-pub struct SharedMemory {
-    disk: Arc<RamDisk>,
-    volume: AnyVolume,
-    cores: usize,
-}
-
-impl SharedMemory {
-    /// An empty volume of so many bytes.
-    pub fn new(config: RigConfig, cores: usize) -> SharedMemory {
-        let disk = RamDisk::new(config.device_bytes, config.block_bytes).expect("memory");
-        let device = Rc::new(MemoryDevice::new(Arc::clone(&disk)));
-        let volume = block_on(open_volume(device, cores), || ());
-        SharedMemory { disk, volume, cores }
-    }
-}
-
-async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
+async fn open_volume(device: Rc<dyn Device>) -> AnyVolume {
     let (devices, pool) = ([device], BufferPool::new(64 << 20));
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     AnyVolume::format(&devices, &format).await.expect("it fits");
-    let config = OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0 };
+    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
 }
 
 fn build_core(
     rig_config: RigConfig,
-    shared: Option<(&SharedMemory, usize)>,
     sockets: TestSockets,
     handle: ReactorHandle,
     monitor: Arc<Monitor>,
 ) -> NodeCore<TestSockets, RigDevice> {
     let RigConfig { device_bytes, block_bytes, is_deferred, costs, .. } = rig_config;
-    let (core, cores) = shared.map_or((0, 1), |(memory, core)| (core, memory.cores));
-    let kv_device = match (shared, is_deferred) {
-        (Some((memory, _)), _) => RigDevice::Memory { disk: Arc::clone(&memory.disk), costs },
-        (None, true) => RigDevice::Deferred(Geometry {
+    let kv_device = match is_deferred {
+        true => RigDevice::Deferred(Geometry {
             block_bytes,
             blocks: device_bytes / u64::from(block_bytes),
             volatile: false,
         }),
-        (None, false) => {
-            RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs }
-        }
+        false => RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs },
     };
-    let volume = match shared {
-        Some((memory, _)) => memory.volume.clone(),
-        None => block_on(open_volume(kv_device.open_for_core(&handle).expect("it opens"), cores), || {
-            handle.devices().poll();
-        }),
-    };
+    let volume = block_on(open_volume(kv_device.open_for_core(&handle).expect("it opens")), || {
+        handle.devices().poll();
+    });
     let block_volume = BlockVolume::new(BLOCK_NAMESPACE_BLOCK_BYTES, BLOCK_NAMESPACE_BYTES);
     let block_device = RigDevice::Memory {
         disk: RamDisk::new(BLOCK_NAMESPACE_BYTES, BLOCK_NAMESPACE_BLOCK_BYTES).expect("memory"),
@@ -497,10 +461,10 @@ fn build_core(
     let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024), block_info]);
     let core_waker = Arc::clone(handle.core_waker());
     let parts = CoreParts {
-        index: core,
+        index: 0,
         sockets,
         listen: &["127.0.0.1:4420".parse().expect("an address")],
-        mailbox: mesh(&vec![CoreWaker::without_eventfd(); cores], 4).remove(core),
+        mailbox: mesh(&[CoreWaker::without_eventfd()], 4).remove(0),
         control_queue: ControlQueue::new(&core_waker),
         handle,
         target,
