@@ -310,7 +310,7 @@ impl<T> FairQueue<T> {
         Some(self.begin(tenant.0, cost, now))
     }
 
-    /// Whether the requests of a tenant may pass by the queue now, and be charged afterwards: nothing waits, and the tenant has
+    /// Whether the requests of a tenant may bypass the queue now, and be charged afterwards: nothing waits, and the tenant has
     /// no rate limits.
     ///
     /// # Panics
@@ -322,7 +322,7 @@ impl<T> FairQueue<T> {
         self.waiting() == 0 && entry.operations_limit.is_none() && entry.bytes_limit.is_none()
     }
 
-    /// Charges a tenant for requests that passed by the queue, as one, and gives what was charged, in nanoseconds.
+    /// Charges a tenant for requests that bypassed the queue, all as one request. Returns the charge in nanoseconds.
     ///
     /// # Panics
     /// If the tenant does not exist.

@@ -130,8 +130,8 @@ impl Epochs {
         self.retired.iter().any(|queue| !queue.0.lock().is_empty())
     }
 
-    /// Waits until the readers that are active now have left. What is retired now can be reclaimed then, unless another
-    /// reader entered meanwhile with an epoch that it read before. REQUIRES: the caller is in no epoch.
+    /// Waits until all readers that are active at the call have left. Usually, space retired before the call can then be
+    /// reclaimed; not if a reader has entered since with an older epoch. REQUIRES: the caller is in no epoch.
     pub fn readers_left(&self) -> impl Future<Output = ()> + '_ {
         let current = self.current.fetch_add(1, Ordering::Relaxed) + 1;
         poll_fn(move |context| {

@@ -17,9 +17,8 @@
 //! A crash may thus leave a batch without its records, or without the preceding batch; neither was acknowledged. Replay
 //! verifies the records of each batch that no later one marks as durable.
 //!
-//! Entries may change before the flush. If the write of a record has failed, its entry is cancelled. If the index named
-//! another key's record as the predecessor, the entry is amended to replace nothing: the predecessor's key is read and
-//! compared while the record is written.
+//! Entries may change before the flush. If the write of a record has failed, its entry is cancelled. The predecessor's key
+//! is read and compared while the record is written: if it is another key, the entry is amended to replace nothing.
 
 use super::allocator::Extent;
 use super::commit_queue::{
