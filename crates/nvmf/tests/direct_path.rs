@@ -1,10 +1,10 @@
 //! Commands that are completed at once have the responses, counters and errors of those that take the long way.
 
+use crate::common::direct::request_operation;
 use crate::common::{
-    CommandResponse, DirectMemory, MemoryEngine, NSID, RECORD_LAYOUT, ReceivedPdu, TestHost, mixed_target,
-    store_sqe,
+    CommandResponse, DirectMemory, MemoryEngine, NSID, ReceivedPdu, TestHost, mixed_target, store_sqe,
 };
-use octokv_base::{Buffer, ByteBudget, DataRef, Key, Lba, NamespaceId, Prng, SharedBuffer, ShortKey};
+use octokv_base::{ByteBudget, DataRef, Key, Lba, NamespaceId, Prng, SharedBuffer, ShortKey};
 use octokv_nvmf::{
     CloseReason, CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData,
     RequestOperation, RequestOutcome, StallReason, Target,
@@ -91,18 +91,7 @@ impl DirectBackend for DirectEngine<'_> {
         if way_of(key) == 1 {
             return None;
         }
-        let key = Key::new(key).unwrap();
-        let operation = match operation {
-            DirectOperation::Store { mode, value } => {
-                let from = RECORD_LAYOUT.value_offset(key.len());
-                let mut record = Buffer::zeroed(from + value.len());
-                record[from..].copy_from_slice(value);
-                RequestOperation::Store { key, mode, record, value_bytes: value.len() as u32 }
-            }
-            DirectOperation::Delete => RequestOperation::Delete { key },
-            DirectOperation::Exist => RequestOperation::Exist { key },
-        };
-        Some(self.engine.execute(self.target, namespace, operation))
+        Some(self.engine.execute(self.target, namespace, request_operation(key, operation)))
     }
     fn read_blocks(
         &mut self,

@@ -28,6 +28,21 @@ impl DirectMemory<'_> {
     }
 }
 
+/// The operation as the long way has it.
+pub fn request_operation(key: &[u8], operation: DirectOperation<'_>) -> RequestOperation {
+    let key = Key::new(key).unwrap();
+    match operation {
+        DirectOperation::Store { mode, value } => {
+            let from = RECORD_LAYOUT.value_offset(key.len());
+            let mut record = Buffer::zeroed(from + value.len());
+            record[from..].copy_from_slice(value);
+            RequestOperation::Store { key, mode, record, value_bytes: value.len() as u32 }
+        }
+        DirectOperation::Delete => RequestOperation::Delete { key },
+        DirectOperation::Exist => RequestOperation::Exist { key },
+    }
+}
+
 impl DirectBackend for DirectMemory<'_> {
     type Lookup = Option<DirectStage>;
 
@@ -71,18 +86,7 @@ impl DirectBackend for DirectMemory<'_> {
         _: &Self::Lookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {
-        let key = Key::new(key).unwrap();
-        let operation = match operation {
-            DirectOperation::Store { mode, value } => {
-                let from = RECORD_LAYOUT.value_offset(key.len());
-                let mut record = Buffer::zeroed(from + value.len());
-                record[from..].copy_from_slice(value);
-                RequestOperation::Store { key, mode, record, value_bytes: value.len() as u32 }
-            }
-            DirectOperation::Delete => RequestOperation::Delete { key },
-            DirectOperation::Exist => RequestOperation::Exist { key },
-        };
-        self.execute_some(namespace, operation)
+        self.execute_some(namespace, request_operation(key, operation))
     }
     fn read_blocks(
         &mut self,
