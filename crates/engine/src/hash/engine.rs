@@ -163,12 +163,12 @@ impl HashCore {
         let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
         let mut buffer = self.device.read(self.lba(record_ref.location), buffer).await.into_read()?;
         let bytes_max = HEADER_AND_KEY_BYTES_MAX.next_multiple_of(unit).min(record_ref.units as usize * unit);
-        if bytes < bytes_max && record::UncheckedRecord(&buffer).header().is_err() {
+        if bytes < bytes_max && self.volume.record_header(&buffer).is_err() {
             // Another key with the same tag may be longer than `key`.
             let larger = self.pool.take(bytes_max).ok_or(EngineError::NoMemory)?;
             buffer = self.device.read(self.lba(record_ref.location), larger).await.into_read()?;
         }
-        let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else {
+        let Ok((header, found_key)) = self.volume.record_header(&buffer) else {
             return Ok(KeyMatch::Damaged);
         };
         if !self.volume.matches_identity(record_ref, header.identity) {
@@ -254,7 +254,10 @@ impl HashCore {
             namespace: self.volume.namespace(),
         };
         record.set_len(extent.units as usize * self.volume.unit_bytes());
-        record::encode(&mut record, identity, key.as_bytes(), value_bytes);
+        match self.volume.volatile {
+            true => record::encode_in_memory(&mut record, identity, key.as_bytes(), value_bytes),
+            false => record::encode(&mut record, identity, key.as_bytes(), value_bytes),
+        }
         (identity.sequence, self.device.write(self.lba(extent.location), record))
     }
 
@@ -424,12 +427,9 @@ impl HashCore {
         let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
             return Ok(None);
         };
-        // Memory is trusted once it was written, on both ways.
-        let value = match self.volume.volatile {
-            true => header.unverified_value_range(&buffer),
-            false => header.value_range(&buffer),
+        let Ok(value) = self.volume.value_range(&header, &buffer) else {
+            return Err(self.corrupt(record_ref));
         };
-        let Ok(value) = value else { return Err(self.corrupt(record_ref)) };
         let (offset, bytes) = (value.start as u32, value.len() as u32);
         let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
         Ok(Some(StoredValue {
@@ -509,7 +509,7 @@ impl HashCore {
                 let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
                 let buffer = pending.await.into_read()?;
                 // A damaged record has no key to list; `check` reports it, and so does a read of its key.
-                let Ok((header, key)) = record::UncheckedRecord(&buffer).header() else { continue };
+                let Ok((header, key)) = self.volume.record_header(&buffer) else { continue };
                 if has_space && self.volume.matches_identity(record_ref, header.identity) {
                     has_space = sink.offer(key);
                 }

@@ -6,7 +6,8 @@
 //!   8  volume u64           32  value bytes u32      44  namespace u32
 //!  48  key, zeros to value_offset(key bytes), value, zeros to the end of the last unit
 //! ```
-//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value.
+//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value. A record on
+//! a volatile device has no checksums: memory is trusted, as its copy in any cache would be.
 //! The record contains its own location, which detects misdirected writes, and a sequence number whose fingerprint is in
 //! the index, which detects stale reads.
 
@@ -94,6 +95,33 @@ pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 pub fn encode(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usize) {
     let offset = LAYOUT.value_offset(key.len());
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
+    let rest = encode_header(bytes, identity, key, value_bytes, value_crc);
+    rest[key.len()..offset - HEADER_BYTES].fill(0);
+    rest[offset - HEADER_BYTES + value_bytes..].fill(0);
+    let header_crc = crc32c(&bytes[CHECKED_FROM..HEADER_BYTES + key.len()]);
+    bytes[4..8].copy_from_slice(&header_crc.to_le_bytes());
+}
+
+/// Encodes a record that stays in memory, around its value: without checksums, which are not compared there, and with whatever
+/// is in the padding.
+///
+/// # Panics
+/// If `bytes` is shorter than the record.
+#[inline]
+pub fn encode_in_memory(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usize) {
+    assert!(record_bytes(key.len(), value_bytes) <= bytes.len(), "a record of {value_bytes} B of value");
+    encode_header(bytes, identity, key, value_bytes, 0);
+}
+
+/// Encodes header and key, without the header's checksum. Gives the bytes behind the header.
+#[inline]
+fn encode_header<'a>(
+    bytes: &'a mut [u8],
+    identity: RecordId,
+    key: &[u8],
+    value_bytes: usize,
+    value_crc: u32,
+) -> &'a mut [u8] {
     let (layout, rest) = RecordHeaderLayout::mut_from_prefix(bytes).expect("a record has a header");
     *layout = RecordHeaderLayout {
         magic: MAGIC,
@@ -109,10 +137,7 @@ pub fn encode(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usi
         namespace: identity.namespace.into(),
     };
     rest[..key.len()].copy_from_slice(key);
-    rest[key.len()..offset - HEADER_BYTES].fill(0);
-    rest[offset - HEADER_BYTES + value_bytes..].fill(0);
-    let header_crc = crc32c(&bytes[CHECKED_FROM..HEADER_BYTES + key.len()]);
-    bytes[4..8].copy_from_slice(&header_crc.to_le_bytes());
+    rest
 }
 
 /// Bytes read from a device, not validated.
@@ -132,8 +157,7 @@ impl<'a> UncheckedRecord<'a> {
         Ok((header, key))
     }
 
-    /// The header and key, whose checksum is not compared: for bytes that were in memory since it was computed. The bytes need
-    /// not include the value.
+    /// The header and key, without their checksum: of a record in memory. The bytes need not include the value.
     ///
     /// # Errors
     /// [`RecordError::Malformed`].
@@ -162,7 +186,7 @@ impl<'a> UncheckedRecord<'a> {
 }
 
 impl RecordHeader {
-    /// The range of the value in `bytes`, whose checksum is not compared: for bytes that were in memory since it was computed.
+    /// The range of the value in `bytes`, without its checksum: of a record in memory.
     ///
     /// # Errors
     /// [`RecordError::Malformed`] if the value is not within `bytes`.
@@ -212,6 +236,17 @@ mod tests {
         assert_eq!((header.identity, key), (IDENTITY, &b"hello"[..]));
         assert_eq!(bytes[header.value_range(&bytes).unwrap()], [5; 100]);
         assert!(bytes[164..].iter().all(|&byte| byte == 0), "no old bytes reach the device");
+    }
+
+    #[test]
+    fn a_record_in_memory_has_no_checksums() {
+        let mut bytes = vec![0xaa; 512];
+        bytes[64..164].fill(5);
+        encode_in_memory(&mut bytes, IDENTITY, b"hello", 100);
+        let (header, key) = UncheckedRecord(&bytes).unverified_header().unwrap();
+        assert_eq!((header.identity, key), (IDENTITY, &b"hello"[..]));
+        assert_eq!(bytes[header.unverified_value_range(&bytes).unwrap()], [5; 100]);
+        assert_eq!(UncheckedRecord(&bytes).header().unwrap_err(), RecordError::HeaderChecksum);
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use super::engine::HashCore;
 use super::index::RecordRef;
-use super::record;
 use crate::HashKind;
 use crate::{Capability, EngineError, ScanEntry, ScanSink, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, UnixTime, Version};
@@ -42,8 +41,8 @@ impl HashCore {
             let mut entries: Vec<(RingPosition, Key, u64)> = Vec::new();
             for record_ref in page.drain(..) {
                 let buffer = self.read_whole(record_ref).await?;
-                let Ok((header, key)) = record::UncheckedRecord(&buffer).header() else { continue };
-                let Ok(value) = header.value_range(&buffer) else { continue };
+                let Ok((header, key)) = volume.record_header(&buffer) else { continue };
+                let Ok(value) = volume.value_range(&header, &buffer) else { continue };
                 let Some(key) = Key::new(key) else { continue };
                 let position = RingPosition::of(&key, volume.layout().hash_seed);
                 if !volume.matches_identity(record_ref, header.identity) || !range.contains(position) {

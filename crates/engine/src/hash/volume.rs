@@ -4,7 +4,7 @@
 
 use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
 use super::journal::IndexChange;
-use super::record::{self, RecordId};
+use super::record::{self, RecordError, RecordHeader, RecordId, UncheckedRecord};
 use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
 use smallvec::{Array, SmallVec};
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -145,6 +146,32 @@ impl HashVolume {
     }
     pub(super) fn layout(&self) -> &HashSuperblock {
         &self.layout
+    }
+
+    /// The header and key of a record that was read from the volume's device. Memory is trusted: records there have no checksums.
+    ///
+    /// # Errors
+    /// As for [`UncheckedRecord::header`].
+    pub(super) fn record_header<'a>(&self, bytes: &'a [u8]) -> Result<(RecordHeader, &'a [u8]), RecordError> {
+        match self.volatile {
+            true => UncheckedRecord(bytes).unverified_header(),
+            false => UncheckedRecord(bytes).header(),
+        }
+    }
+
+    /// The range of the value in a record that was read from the volume's device.
+    ///
+    /// # Errors
+    /// As for [`RecordHeader::value_range`].
+    pub(super) fn value_range(
+        &self,
+        header: &RecordHeader,
+        bytes: &[u8],
+    ) -> Result<Range<usize>, RecordError> {
+        match self.volatile {
+            true => header.unverified_value_range(bytes),
+            false => header.value_range(bytes),
+        }
     }
 
     /// Gives each key an owner among `cores` cores. This engine needs none: it serves simulations of engines that do.
