@@ -33,7 +33,7 @@ check:
 
 # The whole workspace is selected, so that cargo resolves the dependencies' features as for the other tests and shares them.
 loom:
-	cargo test --workspace --features octokv-runtime/loom,octokv-engine/loom --test loom
+	cargo test --workspace --features octokv-sys/loom,octokv-runtime/loom,octokv-engine/loom --test loom
 
 kernel-test: build
 	scripts/install-test-packages

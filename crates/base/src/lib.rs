@@ -33,6 +33,6 @@ pub use ids::{Lba, NamespaceId};
 pub use key::{KEY_BYTES_MAX, Key, RecordLayout, ShortKey};
 pub use prng::Prng;
 pub use ring::{RingPosition, RingRange};
-pub use shared_buffer::{ByteBudget, DataBuffer, DataRef, SharedBuffer};
+pub use shared_buffer::{ByteBudget, DataBuffer, DataRef, Received, SharedBuffer};
 pub use time::{Nanos, UnixTime};
 pub use version::Version;

@@ -127,10 +127,19 @@ impl From<SharedBuffer> for DataBuffer {
     }
 }
 
+/// What became of data that was given for the time of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Received {
+    /// The receiver has what it needs.
+    Taken,
+    /// The receiver needs so many bytes from the start of the data ([`DataRef::Borrowed`]) for longer: the giver holds them, unchanged.
+    Lent(usize),
+}
+
 /// A value that its receiver may read for the time of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum DataRef<'a> {
-    /// Bytes to copy.
+    /// Bytes to copy, or to ask for ([`Received::Lent`]).
     Borrowed(&'a [u8]),
     /// Bytes that the receiver may also keep.
     Shared(&'a SharedBuffer),

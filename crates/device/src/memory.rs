@@ -1,28 +1,24 @@
 //! A RAM disk: as fast as a memory copy; its contents end with the process.
 //!
-//! In: reads and writes from any core. Out: their completions, at once. Holds: the blocks, in stripes of whole huge
-//! pages with one lock each, so that cores contend only for the same stripe.
-//! Invariants: all memory is touched at creation, so that no write page-faults; a write within one stripe is atomic, a
-//! longer one is atomic per stripe, as on a disk.
+//! In: reads and writes from any core. Out: their completions, at once unless another core has the same page of memory, or
+//! holds it to send it. Holds: the blocks, in one mapping of huge pages, whose pages have a latch each, so that cores contend
+//! only for the same page.
+//! Invariants: all memory is touched at creation, so that no write page-faults; a read or write is atomic as a whole.
 
-use crate::{Device, DeviceFuture, Geometry, IoResult};
+use crate::{Device, DeviceFuture, Geometry, IoResult, ReadInPlace};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::{HugePageBuffer, prefetch_read, prefetch_write};
-use parking_lot::Mutex;
+use octokv_runtime::{HugePageBuffer, LatchedMemory, MemoryView, yield_now};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// The size of a stripe in bytes, unless that gives more than [`STRIPES_MAX`] stripes.
-const STRIPE_BYTES_MIN: usize = 2 << 20;
 /// Prefetching stops after this many bytes: the processor's stream prefetcher fetches the rest of a long record.
 const PREFETCH_BYTES_MAX: usize = 8192;
-const STRIPES_MAX: u64 = 4096;
 
 /// The memory, shared by the devices of all cores.
+#[derive(Debug)]
 pub struct RamDisk {
-    stripes: Box<[Mutex<HugePageBuffer>]>,
-    /// Binary logarithm of the size of a stripe in bytes: a request divides by it.
-    stripe_log2: u32,
+    memory: Arc<LatchedMemory>,
     geometry: Geometry,
 }
 
@@ -33,134 +29,142 @@ impl RamDisk {
     /// Fails if the system lacks the memory.
     pub fn new(bytes: u64, block_bytes: u32) -> io::Result<Arc<RamDisk>> {
         let blocks = bytes / u64::from(block_bytes);
-        let bytes = blocks * u64::from(block_bytes);
-        let stripe_bytes_min = bytes.div_ceil(STRIPES_MAX).max(1);
-        let stripe_bytes = stripe_bytes_min.next_power_of_two().max(STRIPE_BYTES_MIN as u64) as usize;
-        let new_stripe = |_| {
-            let mut stripe = HugePageBuffer::new(stripe_bytes)?;
-            stripe.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
-            Ok(Mutex::new(stripe))
-        };
-        let stripes: io::Result<Box<[_]>> =
-            (0..bytes.div_ceil(stripe_bytes as u64)).map(new_stripe).collect();
+        let bytes = (blocks * u64::from(block_bytes)) as usize;
+        // A mapping has at least one byte; a disk without blocks never accesses it.
+        let mut memory = HugePageBuffer::new(bytes.max(1))?;
+        memory.iter_mut().step_by(4096).for_each(|byte| *byte = std::hint::black_box(0));
         let geometry = Geometry { block_bytes, blocks, volatile: true };
-        Ok(Arc::new(RamDisk { stripes: stripes?, stripe_log2: stripe_bytes.ilog2(), geometry }))
+        Ok(Arc::new(RamDisk { memory: Arc::new(LatchedMemory::new(memory)), geometry }))
     }
 
     /// The shape of the disk; always volatile.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
-
-    fn stripe_bytes(&self) -> usize {
-        1 << self.stripe_log2
-    }
-
-    /// The stripe of a byte, and the byte's offset in it.
-    #[inline]
-    fn locate(&self, offset: u64) -> (usize, usize) {
-        ((offset >> self.stripe_log2) as usize, offset as usize & (self.stripe_bytes() - 1))
-    }
-
-    /// Calls `each` with each stripe's part of the `len` bytes from byte `offset`, in order, under the stripe's lock.
-    fn for_each_stripe(
-        &self,
-        offset: u64,
-        len: usize,
-        mut each: impl FnMut(&mut [u8], std::ops::Range<usize>),
-    ) {
-        let mut done = 0;
-        while done < len {
-            let at = offset + done as u64;
-            let (stripe, within) = self.locate(at);
-            let part = (self.stripe_bytes() - within).min(len - done);
-            let mut stripe = self.stripes[stripe].lock();
-            each(&mut stripe[within..within + part], done..done + part);
-            done += part;
-        }
-    }
 }
 
 /// One core's view of a [`RamDisk`].
 pub struct MemoryDevice {
-    memory: Arc<RamDisk>,
+    memory: MemoryView,
+    geometry: Geometry,
 }
 
 impl MemoryDevice {
-    /// A core's view of `memory`.
-    pub fn new(memory: Arc<RamDisk>) -> MemoryDevice {
-        MemoryDevice { memory }
+    /// A core's view of `disk`.
+    pub fn new(disk: Arc<RamDisk>) -> MemoryDevice {
+        MemoryDevice { memory: MemoryView::new(Arc::clone(&disk.memory)), geometry: disk.geometry }
     }
 
-    fn offset(&self, at: Lba) -> u64 {
-        at.0 << self.memory.geometry.block_bytes.trailing_zeros()
+    /// The bytes of blocks; `None` unless they exist.
+    #[inline]
+    fn range(&self, at: Lba, bytes: usize) -> Option<Range<usize>> {
+        if !self.geometry.is_valid_range(at, bytes) {
+            return None;
+        }
+        let start = (at.0 << self.geometry.block_bytes.trailing_zeros()) as usize;
+        Some(start..start + bytes)
     }
 
-    /// Calls `access` with bytes within one stripe, under its lock. False without a call for others.
-    fn access_in_place(&self, at: Lba, bytes: usize, access: impl FnOnce(&mut [u8])) -> bool {
-        if !self.memory.geometry.is_valid_range(at, bytes) {
-            return false;
-        }
-        let (stripe, within) = self.memory.locate(self.offset(at));
-        if within + bytes > self.memory.stripe_bytes() {
-            return false;
-        }
-        let mut stripe = self.memory.stripes[stripe].lock();
-        access(&mut stripe[within..within + bytes]);
-        true
+    /// The front of blocks that a prefetch loads.
+    #[inline]
+    fn prefetched_range(&self, at: Lba, blocks: u64) -> Option<Range<usize>> {
+        self.range(at, (blocks as usize * self.geometry.block_bytes as usize).min(PREFETCH_BYTES_MAX))
     }
+}
 
-    /// Prefetches the first [`PREFETCH_BYTES_MAX`] bytes at `at`. Skips a locked stripe and the part in the next stripe: a
-    /// hint does not wait.
-    fn prefetch_front(&self, at: Lba, blocks: u64, prefetch: impl FnOnce(&mut [u8])) {
-        let geometry = &self.memory.geometry;
-        let bytes = (blocks as usize * geometry.block_bytes as usize).min(PREFETCH_BYTES_MAX);
-        if !geometry.is_valid_range(at, bytes) {
-            return;
-        }
-        let (stripe, within) = self.memory.locate(self.offset(at));
-        let stripe = self.memory.stripes.get(stripe).and_then(Mutex::try_lock);
-        if let Some(mut stripe) = stripe {
-            let end = (within + bytes).min(stripe.len());
-            prefetch(&mut stripe[within..end]);
+/// A write that waits for readers of its pages. It keeps new ones out, until it ends or is dropped.
+struct WaitingWrite {
+    memory: MemoryView,
+    range: Range<usize>,
+}
+
+impl Drop for WaitingWrite {
+    fn drop(&mut self) {
+        self.memory.stop_waiting(self.range.clone());
+    }
+}
+
+/// Reads as soon as no writer has the pages or waits for them.
+async fn read_later(memory: MemoryView, range: Range<usize>, mut buffer: Buffer) -> IoResult {
+    loop {
+        yield_now().await;
+        if let Some(bytes) = memory.try_read(range.clone()) {
+            buffer.copy_from_slice(&bytes);
+            return IoResult { buffer: Some(buffer), result: Ok(()) };
         }
     }
+}
+
+/// Writes as soon as nothing else has the pages.
+async fn write_later(waiting: WaitingWrite, buffer: Buffer) -> IoResult {
+    loop {
+        yield_now().await;
+        if let Some(mut bytes) = waiting.memory.wait_to_write(waiting.range.clone()) {
+            bytes.copy_from_slice(&buffer);
+            break;
+        }
+    }
+    drop(waiting);
+    IoResult { buffer: Some(buffer), result: Ok(()) }
 }
 
 impl Device for MemoryDevice {
     fn geometry(&self) -> Geometry {
-        self.memory.geometry
+        self.geometry
     }
     fn name(&self) -> &str {
         "memory"
     }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
-        if !self.memory.geometry.is_valid_range(at, buffer.len()) {
+        let Some(range) = self.range(at, buffer.len()) else {
             return DeviceFuture::out_of_range(Some(buffer));
+        };
+        match self.memory.try_read(range.clone()) {
+            Some(bytes) => buffer.copy_from_slice(&bytes),
+            None => return DeviceFuture::boxed(read_later(self.memory.clone(), range, buffer)),
         }
-        let (offset, len) = (self.offset(at), buffer.len());
-        self.memory.for_each_stripe(offset, len, |stripe, range| buffer[range].copy_from_slice(stripe));
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        if !self.memory.geometry.is_valid_range(at, buffer.len()) {
+        let Some(range) = self.range(at, buffer.len()) else {
             return DeviceFuture::out_of_range(Some(buffer));
+        };
+        match self.memory.try_write(range.clone()) {
+            Some(mut bytes) => bytes.copy_from_slice(&buffer),
+            None => {
+                let waiting = WaitingWrite { memory: self.memory.clone(), range };
+                return DeviceFuture::boxed(write_later(waiting, buffer));
+            }
         }
-        let (offset, len) = (self.offset(at), buffer.len());
-        self.memory.for_each_stripe(offset, len, |stripe, range| stripe.copy_from_slice(&buffer[range]));
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
-    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
-        self.access_in_place(at, bytes, |memory| read(memory))
+    #[inline]
+    fn read_in_place(
+        &self,
+        at: Lba,
+        bytes: usize,
+        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
+    ) -> ReadInPlace {
+        let guard = self.range(at, bytes).and_then(|range| self.memory.try_read(range));
+        let Some(guard) = guard else { return ReadInPlace::Unavailable };
+        match read(&guard) {
+            Some(held) => ReadInPlace::Held(guard.hold(&self.memory, held)),
+            None => ReadInPlace::Done,
+        }
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.access_in_place(at, bytes, |memory| write(memory))
+        let guard = self.range(at, bytes).and_then(|range| self.memory.try_write(range));
+        guard.map(|mut bytes| write(&mut bytes)).is_some()
     }
     fn prefetch_write(&self, at: Lba, blocks: u64) {
-        self.prefetch_front(at, blocks, prefetch_write);
+        if let Some(range) = self.prefetched_range(at, blocks) {
+            self.memory.prefetch_write(range);
+        }
     }
     fn prefetch_read(&self, at: Lba, blocks: u64) {
-        self.prefetch_front(at, blocks, |front| prefetch_read(front));
+        if let Some(range) = self.prefetched_range(at, blocks) {
+            self.memory.prefetch_read(range);
+        }
     }
     fn flush(&self) -> DeviceFuture {
         DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
@@ -174,35 +178,83 @@ impl Device for MemoryDevice {
 mod tests {
     use super::*;
     use octokv_runtime::block_on;
+    use std::future::Future;
+    use std::task::{Context, Poll, Waker};
+
+    fn poll(future: &mut DeviceFuture) -> Poll<IoResult> {
+        std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    fn hold(device: &MemoryDevice, at: Lba, held: Range<usize>) -> octokv_runtime::HeldBytes {
+        match device.read_in_place(at, 512, &mut |_| Some(held.clone())) {
+            ReadInPlace::Held(held) => held,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
-    fn writes_across_stripes_are_read_back() {
-        let memory = RamDisk::new(8 << 20, 512).unwrap();
-        let (one, other) = (MemoryDevice::new(Arc::clone(&memory)), MemoryDevice::new(memory));
+    fn writes_of_one_core_are_read_on_another() {
+        let disk = RamDisk::new(8 << 20, 512).unwrap();
+        let (one, other) = (MemoryDevice::new(Arc::clone(&disk)), MemoryDevice::new(disk));
         let mut buffer = Buffer::zeroed(8192);
         buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
-        let at = Lba((STRIPE_BYTES_MIN as u64 - 4096) / 512);
-        block_on(one.write(at, buffer), || ()).result.unwrap();
-        let read = block_on(other.read(at, Buffer::zeroed(8192)), || ()).into_read().unwrap();
+        block_on(one.write(Lba(4097), buffer), || ()).result.unwrap();
+        let read = block_on(other.read(Lba(4097), Buffer::zeroed(8192)), || ()).into_read().unwrap();
         assert!(read.iter().enumerate().all(|(i, &byte)| byte == i as u8));
     }
 
     #[test]
-    fn bytes_in_one_stripe_are_accessed_in_place_and_others_are_not() {
+    fn blocks_are_accessed_in_place() {
         let device = MemoryDevice::new(RamDisk::new(4 << 20, 512).unwrap());
         assert!(device.write_in_place(Lba(8), 1024, &mut |bytes| bytes.fill(7)));
         let read = block_on(device.read(Lba(7), Buffer::zeroed(2048)), || ()).into_read().unwrap();
         assert!(read[..512].iter().chain(&read[1536..]).all(|&byte| byte == 0));
         let mut found = Vec::new();
-        assert!(device.read_in_place(Lba(8), 1024, &mut |bytes| found.extend_from_slice(bytes)));
+        let outcome = device.read_in_place(Lba(8), 1024, &mut |bytes| {
+            found.extend_from_slice(bytes);
+            None
+        });
+        assert!(matches!(outcome, ReadInPlace::Done));
         assert_eq!((&read[512..1536], &found[..]), (&[7; 1024][..], &[7; 1024][..]));
-        let stripe_blocks = STRIPE_BYTES_MIN as u64 / 512;
-        for (at, bytes) in
-            [(stripe_blocks - 1, 1024), (2 * stripe_blocks - 1, 1024), (8, 100), (u64::MAX, 512)]
-        {
-            assert!(!device.read_in_place(Lba(at), bytes, &mut |_| panic!("{at}")), "{bytes} from {at}");
+        for (at, bytes) in [(8191, 1024), (8, 100), (u64::MAX, 512)] {
+            let outcome = device.read_in_place(Lba(at), bytes, &mut |_| panic!("{at}"));
+            assert!(matches!(outcome, ReadInPlace::Unavailable), "{bytes} from {at}");
+            assert!(!device.write_in_place(Lba(at), bytes, &mut |_| panic!("{at}")), "{bytes} from {at}");
         }
-        assert!(device.read_in_place(Lba(stripe_blocks - 2), 1024, &mut |_| ()));
+    }
+
+    #[test]
+    fn a_write_waits_until_held_bytes_are_dropped_and_readers_behind_it_until_it_ends() {
+        let device = MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap());
+        let held = hold(&device, Lba(1), 10..20);
+        let mut buffer = Buffer::zeroed(512);
+        buffer.fill(5);
+        let mut write = device.write(Lba(1), buffer);
+        assert!(poll(&mut write).is_pending() && poll(&mut write).is_pending());
+        assert!(!device.write_in_place(Lba(1), 512, &mut |_| panic!("held")));
+        let mut read = device.read(Lba(0), Buffer::zeroed(1024));
+        assert!(poll(&mut read).is_pending(), "of the same page of memory");
+        assert_eq!(held[..], [0; 10]);
+        drop(held);
+        assert!(poll(&mut read).is_pending());
+        let Poll::Ready(written) = poll(&mut write) else { panic!("nothing holds the block") };
+        written.result.unwrap();
+        let Poll::Ready(read) = poll(&mut read) else { panic!("nothing writes the blocks") };
+        assert_eq!(read.into_read().unwrap()[511..514], [0, 5, 5]);
+    }
+
+    #[test]
+    fn a_write_that_is_dropped_keeps_no_reader_out() {
+        let device = MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap());
+        let held = hold(&device, Lba(0), 0..1);
+        let mut write = device.write(Lba(0), Buffer::zeroed(512));
+        assert!(poll(&mut write).is_pending() && poll(&mut write).is_pending());
+        let refused = device.read_in_place(Lba(0), 512, &mut |_| panic!("a writer waits"));
+        assert!(matches!(refused, ReadInPlace::Unavailable));
+        drop(write);
+        drop(hold(&device, Lba(0), 0..1));
+        drop(held);
+        assert!(device.write_in_place(Lba(0), 512, &mut |_| ()));
     }
 
     #[test]

@@ -9,6 +9,19 @@
 //! colliding tags, damage, a full volume) is left to the operations of [`Engine`](crate::Engine), which report it. Both ways
 //! are linearizable with each other.
 
+use octokv_device::HeldBytes;
+
+/// The value of a key, as [`Engine::get_now`](crate::Engine::get_now) found it.
+#[derive(Debug)]
+pub enum FoundNow {
+    /// The key does not exist.
+    Missing,
+    /// The receiver took the value.
+    Taken,
+    /// The receiver asked for these bytes of it.
+    Lent(HeldBytes),
+}
+
 /// The lookup of a key on one core. It is a snapshot: an operation verifies what it relies on.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyLookup {

@@ -9,13 +9,13 @@ use crate::cached::{CachedEngine, CachedVolume};
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
 use crate::{
-    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, KeyLookup,
-    KeySink, KeyStatus, LookupStage, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutMode, PutOptions,
-    PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
-    Volume, VolumeInfo,
+    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, FoundNow,
+    KeyLookup, KeySink, KeyStatus, LookupStage, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutMode,
+    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver,
+    VerifyReport, Volume, VolumeInfo,
 };
 use futures_util::future::Either;
-use octokv_base::{BufferPool, DataRef, Key, RecordLayout, RingRange, Version};
+use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
@@ -293,8 +293,8 @@ impl Engine for AnyEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
-    ) -> Option<bool> {
+        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::CachedHash(engine) => engine.get_now(key, lookup, receive),

@@ -39,7 +39,7 @@ pub mod volume;
 pub mod volume_suite;
 
 pub use cached::{CacheStatistics, CachedEngine, CachedVolume};
-pub use direct::{KeyLookup, LookupStage};
+pub use direct::{FoundNow, KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
 pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
@@ -55,7 +55,7 @@ pub use verify_report::{
 };
 pub use volume::{DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo};
 
-use octokv_base::{Buffer, DataRef, Key, RecordLayout, RingRange, Version};
+use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
 
@@ -204,14 +204,14 @@ pub trait Engine {
     }
     /// Advances a lookup, each stage once and in order.
     fn advance_lookup(&self, _lookup: &mut KeyLookup, _stage: LookupStage) {}
-    /// Calls `receive` with the key's verified value, while nothing changes it. False if the key does not exist; `None` if
-    /// [`Engine::get`] has to find out, also if `receive` returned false. REQUIRES: `receive` uses no engine and no device.
+    /// Calls `receive` with the key's verified value, while nothing changes it. `None` if [`Engine::get`] has to find out.
+    /// REQUIRES: `receive` uses no engine and no device.
     fn get_now(
         &self,
         _key: &[u8],
         _lookup: &KeyLookup,
-        _receive: &mut dyn FnMut(DataRef<'_>) -> bool,
-    ) -> Option<bool> {
+        _receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
         None
     }
     /// The length of a key's value in bytes; `None` if [`Engine::exist`] has to find out.

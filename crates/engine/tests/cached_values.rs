@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests start threads")]
 
 use crate::common::{HashFixture, pool};
-use octokv_base::{BufferPool, DataRef, Key, Prng, UnixTime, Version};
+use octokv_base::{BufferPool, DataRef, Key, Prng, Received, UnixTime, Version};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::cached::value_cache::CacheRead;
@@ -163,7 +163,7 @@ fn threads_never_see_an_older_value_after_a_newer_one() {
                     let lookup = engine.begin_lookup(key.as_bytes()).expect("it may be in the cache");
                     let mut receive = |data: DataRef<'_>| {
                         found = Some(data.as_bytes().to_vec());
-                        true
+                        Received::Taken
                     };
                     if engine.get_now(key.as_bytes(), &lookup, &mut receive).is_some() {
                         at_once.fetch_add(1, Ordering::Relaxed);

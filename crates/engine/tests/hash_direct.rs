@@ -3,15 +3,17 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own threads contend for the same keys")]
 
 use crate::common::{HashFixture, pool, volatile_engine};
-use octokv_base::{Buffer, BufferPool, DataRef, Key, Lba, Prng, RecordLayout, RingRange, UnixTime, Version};
-use octokv_device::{Device, DeviceFuture, MemoryDevice, RamDisk};
+use octokv_base::{
+    Buffer, BufferPool, DataRef, Key, Lba, Prng, Received, RecordLayout, RingRange, UnixTime, Version,
+};
+use octokv_device::{Device, DeviceFuture, HeldBytes, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{
     EngineFixture, concurrent, key_of, operation_of, record_of, sequential, value_of,
 };
 use octokv_engine::hash::{HashEngine, open};
 use octokv_engine::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, KeyLookup, KeySink, KeyStatus, LookupStage,
-    PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink, KeyStatus,
+    LookupStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
 use octokv_runtime::{ReactorHandle, block_on};
 use std::cell::{Cell, RefCell};
@@ -27,11 +29,22 @@ struct DirectFirst {
     random: RefCell<Prng>,
     at_once: Cell<u64>,
     buffers: BufferPool,
+    /// Values that it reads where they are, with what they were.
+    held: RefCell<Vec<(HeldBytes, Vec<u8>)>>,
+    /// How many it holds between operations. None if operations of one thread overlap: they would wait for each other.
+    loans_max: usize,
 }
 
 impl DirectFirst {
-    fn new(engine: HashEngine, seed: u64) -> DirectFirst {
-        DirectFirst { engine, random: RefCell::new(Prng::new(seed)), at_once: Cell::new(0), buffers: pool() }
+    fn new(engine: HashEngine, seed: u64, loans_max: usize) -> DirectFirst {
+        DirectFirst {
+            engine,
+            random: RefCell::new(Prng::new(seed)),
+            at_once: Cell::new(0),
+            buffers: pool(),
+            held: RefCell::default(),
+            loans_max,
+        }
     }
 
     fn lookup(&self, key: &Key) -> Option<KeyLookup> {
@@ -48,21 +61,46 @@ impl DirectFirst {
         result
     }
 
+    /// Lets go of what it holds, which nothing may have changed: before it waits, since others may wait for that.
+    fn end_loans(&self) {
+        for (held, was) in self.held.borrow_mut().drain(..) {
+            assert_eq!(held[..], was[..]);
+        }
+    }
+
     fn get_now(&self, key: &Key) -> Option<Option<StoredValue>> {
         let lookup = self.lookup(key)?;
         let mut stored = None;
-        let mut receive = |value: DataRef<'_>| {
-            let value = value.as_bytes();
-            let Some(mut buffer) = self.buffers.take(value.len().max(1)) else { return false };
+        let keep = |value: &[u8]| {
+            let mut buffer = self.buffers.take(value.len().max(1)).expect("a pool for all values");
             buffer[..value.len()].copy_from_slice(value);
             let bytes = value.len() as u32;
             let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
             let buffer = buffer.into();
-            stored = Some(StoredValue { buffer, offset: 0, bytes, value_bytes: bytes, version, expires_at });
-            true
+            StoredValue { buffer, offset: 0, bytes, value_bytes: bytes, version, expires_at }
         };
-        let found = self.engine.get_now(key.as_bytes(), &lookup, &mut receive)?;
-        assert_eq!(found, stored.is_some());
+        let borrows = self.random.borrow_mut().one_in(2);
+        let mut receive = |value: DataRef<'_>| {
+            let value = value.as_bytes();
+            if borrows {
+                return Received::Lent(value.len());
+            }
+            stored = Some(keep(value));
+            Received::Taken
+        };
+        match self.engine.get_now(key.as_bytes(), &lookup, &mut receive)? {
+            FoundNow::Missing => assert!(stored.is_none()),
+            FoundNow::Taken => assert!(stored.is_some()),
+            FoundNow::Lent(value) => {
+                let found = stored.insert(keep(&value));
+                let mut held = self.held.borrow_mut();
+                held.push((value, found.as_bytes().to_vec()));
+                if held.len() > self.loans_max {
+                    drop(held);
+                    self.end_loans();
+                }
+            }
+        }
         Some(stored)
     }
 }
@@ -85,6 +123,7 @@ impl Engine for DirectFirst {
                 return Ok(outcome);
             }
         }
+        self.end_loans();
         self.engine.put_with(key, value, options).await
     }
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
@@ -93,6 +132,7 @@ impl Engine for DirectFirst {
         {
             return Ok(found);
         }
+        self.end_loans();
         self.engine.get_range(key, range).await
     }
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
@@ -101,6 +141,7 @@ impl Engine for DirectFirst {
         {
             return Ok(outcome);
         }
+        self.end_loans();
         self.engine.delete_with(key, version).await
     }
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
@@ -110,9 +151,11 @@ impl Engine for DirectFirst {
             let (version, expires_at) = (Version::NONE, octokv_base::UnixTime::NEVER);
             return Ok(found.map(|value_bytes| KeyStatus { value_bytes, version, expires_at }));
         }
+        self.end_loans();
         self.engine.status(key).await
     }
     async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        self.end_loans();
         self.engine.list(start, sink).await
     }
     async fn scan(
@@ -161,7 +204,7 @@ impl EngineFixture for DirectFixture {
         let mut opened = self.0.borrow_mut();
         let (volume, openings) = opened.as_mut().ok_or("not formatted")?;
         *openings += 1;
-        Ok(DirectFirst::new(HashEngine::new(Arc::clone(volume), 0, device, pool()), *openings))
+        Ok(DirectFirst::new(HashEngine::new(Arc::clone(volume), 0, device, pool()), *openings, 0))
     }
 }
 
@@ -182,7 +225,7 @@ fn concurrent_operations_of_both_ways_are_linearizable() {
         let volume = block_on(open(&device, &pool(), fixture.open_config(), &fixture.format), || ()).unwrap();
         let engines = [0, 1, 2].map(|core| {
             let engine = HashEngine::new(Arc::clone(&volume), core, Rc::clone(&device), pool());
-            Rc::new(DirectFirst::new(engine, seed * 3 + core as u64))
+            Rc::new(DirectFirst::new(engine, seed * 3 + core as u64, 0))
         });
         concurrent(&engines, seed, 300, |_| false);
         assert!(engines.iter().all(|engine| engine.at_once.get() > 20), "it is what was tested");
@@ -225,14 +268,13 @@ fn a_key_that_is_being_written_or_damaged_or_has_a_colliding_tag_is_left_to_the_
     // A value longer than the volume's limit.
     let too_long = vec![0; (2 << 20) + 1];
     assert_eq!(engine.put_now(key.as_bytes(), &lookup(&key), PutMode::Upsert, &too_long), None);
-    // A receiver that has no memory.
-    assert_eq!(engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| false), None);
     let found = block_on(engine.get(&key), || ()).unwrap().unwrap();
     assert_eq!(operation_of(&key, found.as_bytes()), 1);
     assert_eq!(engine.statistics().used_bytes, used_bytes);
     assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::Deleted));
     assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::NotFound));
-    assert_eq!(engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| panic!("deleted")), Some(false));
+    let found = engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| panic!("deleted"));
+    assert!(matches!(found, Some(FoundNow::Missing)), "{found:?}");
 }
 
 /// Threads write few keys both ways. Each value names its writer's operation, and grows with it, so that a reader sees torn
@@ -252,7 +294,8 @@ fn threads_that_write_both_ways_lose_nothing_and_tear_nothing() {
             let (volume, disk, at_once) = (Arc::clone(&volume), Arc::clone(&disk), &at_once);
             scope.spawn(move || {
                 let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(disk));
-                let engine = DirectFirst::new(HashEngine::new(volume, thread, device, pool()), thread as u64);
+                let engine =
+                    DirectFirst::new(HashEngine::new(volume, thread, device, pool()), thread as u64, 4);
                 let mut random = Prng::new(thread as u64);
                 // By key and thread: the last operation that was seen.
                 let mut seen = [[0; THREADS]; KEYS as usize];
@@ -364,7 +407,7 @@ fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
     let mut found = Vec::new();
     let is_found = engine.get_now(key.as_bytes(), &lookup, &mut |value| {
         found = value.as_bytes().to_vec();
-        true
+        Received::Taken
     });
     assert!(is_found.is_none() || found == old, "{is_found:?}: a value that nobody wrote");
 }

@@ -10,8 +10,8 @@
 use crate::buffer_wait::wait_for_buffer;
 use crate::bug_injection::{self, InjectedBug};
 use crate::range_locks::{RangeGuard, RangeLocks};
-use octokv_base::{Buffer, BufferPool, DataRef, Lba};
-use octokv_device::{Device, DeviceError};
+use octokv_base::{Buffer, BufferPool, DataRef, Lba, Received};
+use octokv_device::{Device, DeviceError, ReadInPlace};
 use octokv_nvmf::{LbaRange, ReceiveData, RequestOperation, RequestOutcome};
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
@@ -159,15 +159,16 @@ impl BlockBackend {
         is_in_memory
     }
 
-    /// Calls `receive` with blocks in the device's memory. `None` if they are not there, or if it returned false.
-    pub fn read_in_place(&self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+    /// Calls `receive` with blocks in the device's memory.
+    pub fn read_in_place(&self, range: LbaRange, receive: &mut ReceiveData<'_>) -> ReadInPlace {
         let span = self.span_of(range);
         let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
-        let mut is_received = false;
-        self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| {
-            is_received = receive(DataRef::Borrowed(&blocks[start..start + bytes]));
-        });
-        is_received.then_some(())
+        self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| match receive(
+            DataRef::Borrowed(&blocks[start..start + bytes]),
+        ) {
+            Received::Lent(bytes) => Some(start..start + bytes),
+            Received::Taken => None,
+        })
     }
 
     /// Reads the device blocks that hold a span.

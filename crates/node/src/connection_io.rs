@@ -7,6 +7,7 @@
 //! Invariants: the state machine gets every byte once, in order; a stalled connection receives nothing more, so the
 //! peer's TCP window closes.
 
+use crate::loans::Loans;
 use crate::tenants::{OVERFLOW_TENANT, TenantTable};
 use crate::time_budget::{ByteQuantum, UsageHistory};
 use octokv_base::{BufferPool, Nanos};
@@ -46,6 +47,8 @@ const CLOSE_TIMEOUT: Nanos = Nanos::from_secs(1);
 pub struct ConnectionIo {
     pub(crate) socket: SocketId,
     pub(crate) connection: Connection,
+    /// Bytes of devices that its responses refer to.
+    pub(crate) loans: Loans,
     /// Bytes received; those from `unconsumed_from` on are not consumed.
     unconsumed: Vec<u8>,
     /// Bytes at the head of `unconsumed` that are consumed: moving the rest each time would cost more than parsing
@@ -86,6 +89,7 @@ impl ConnectionIo {
         ConnectionIo {
             socket,
             connection,
+            loans: Loans::default(),
             unconsumed: Vec::new(),
             unconsumed_from: 0,
             stalled: false,
@@ -278,30 +282,44 @@ impl ConnectionIo {
             return false;
         }
         self.connection.peer_closed();
+        self.loans.end_all();
         true
     }
 
-    /// Sends at most a quantum, as much as the socket takes in one call. Returns the bytes sent, 0 if the connection
-    /// is broken; `None` if there was nothing to send or the socket buffer is full.
-    pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
+    /// Sends at most a quantum, as much as the socket takes in one call; ends the loans of what it does not take. Returns the
+    /// bytes sent, 0 if the connection is broken; `None` if there was nothing to send or the socket buffer is full.
+    pub fn send(
+        &mut self,
+        sockets: &mut impl Sockets,
+        slices: &mut Vec<IoSlice<'static>>,
+        pool: &BufferPool,
+    ) -> Option<usize> {
         if self.socket_closed || self.connection.send_buffer().is_empty() {
+            self.loans.end_all();
             return None;
         }
         let mut gathered = reuse_allocation(std::mem::take(slices));
-        self.connection.send_buffer().slices(&mut gathered, self.send_quantum.bytes());
+        let (loans, send_buffer) = (&mut self.loans, self.connection.send_buffer());
+        let bytes_max = self.send_quantum.bytes();
+        let gathered_bytes = send_buffer.slices_with(|data| loans.resolve(data), &mut gathered, bytes_max);
         let sent = sockets.send(self.socket, &gathered);
         *slices = reuse_allocation(gathered);
-        match sent {
-            SendStatus::WouldBlock => None,
+        let (bytes, is_partial) = match sent {
+            SendStatus::WouldBlock => (None, true),
             SendStatus::Bytes(count) => {
-                self.connection.send_buffer().advance(count);
-                Some(count)
+                send_buffer.advance_with(count, |data| loans.release(data));
+                (Some(count), count < gathered_bytes)
             }
             SendStatus::Closed => {
                 self.connection.peer_closed();
-                Some(0)
+                self.loans.end_all();
+                (Some(0), false)
             }
+        };
+        if is_partial && !self.loans.is_empty() {
+            self.loans.copy_unsent(&mut self.connection, pool);
         }
+        bytes
     }
 }
 

@@ -18,6 +18,7 @@
 //! - `namespace_open`, `device_driver`: opens a namespace's device and volume; selects io_uring or worker threads.
 //! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
 //! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; tenant numbers of hosts.
+//! - `loans`: bytes of devices from which the responses of a connection are sent.
 //! - `log_limiter`, `abortable`: rate limit of log lines; cancellation of background tasks.
 //! - [`bug_injection`]: bugs that tests inject to prove the simulator detects them.
 
@@ -36,6 +37,7 @@ mod device_driver;
 mod error;
 pub mod fair_yield;
 pub mod kv_backend;
+mod loans;
 mod log_limiter;
 pub mod monitor;
 mod namespace_open;

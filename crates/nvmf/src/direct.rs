@@ -5,7 +5,7 @@
 //! ways parse, check, count and answer commands by the same functions. `connection::direct_path` has the order of calls.
 
 use crate::io_request::{LbaRange, RequestOutcome, StoreMode};
-use octokv_base::{DataRef, NamespaceId};
+use octokv_base::{DataRef, NamespaceId, Received};
 
 /// The next step of the lookups of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,9 @@ pub enum DirectOperation<'a> {
     Exist,
 }
 
-/// Receives the data of a read, while nothing changes it. False if there is no memory for it.
-pub type ReceiveData<'a> = dyn FnMut(DataRef<'_>) -> bool + 'a;
+/// Receives the data of a read, while nothing changes it. What it asks for ([`Received::Lent`]) is the next loan of the connection,
+/// whose bytes the backend holds until they are sent.
+pub type ReceiveData<'a> = dyn FnMut(DataRef<'_>) -> Received + 'a;
 
 /// Executes commands at once. Keys have 1 to [`KEY_BYTES_MAX`](octokv_base::KEY_BYTES_MAX) bytes.
 ///
@@ -44,39 +45,27 @@ pub trait DirectBackend {
 
     /// Whether commands may be executed at once now: nothing has to schedule them.
     fn is_open(&self) -> bool;
-    /// Whether some commands of a namespace may be executed at once.
-    fn serves(&mut self, namespace: NamespaceId) -> bool;
+    /// Chooses the namespace of the commands that follow. False if none of them may be executed at once.
+    fn select(&mut self, namespace: NamespaceId) -> bool;
     /// Begins the lookup of a key; `None` if commands on keys of this namespace take the long way.
-    fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<Self::Lookup>;
+    fn begin_lookup(&mut self, key: &[u8]) -> Option<Self::Lookup>;
     /// Advances a lookup.
-    fn advance_lookup(&mut self, namespace: NamespaceId, lookup: &mut Self::Lookup, stage: DirectStage);
+    fn advance_lookup(&mut self, lookup: &mut Self::Lookup, stage: DirectStage);
     /// Prefetches blocks. False if reads of this namespace take the long way.
-    fn prefetch_blocks(&mut self, namespace: NamespaceId, range: LbaRange) -> bool;
+    fn prefetch_blocks(&mut self, range: LbaRange) -> bool;
     /// The operations that follow, up to `end_execution`, are those of one group.
     fn begin_execution(&mut self);
     /// Calls `receive` with a key's value. False if the key does not exist.
-    fn retrieve(
-        &mut self,
-        namespace: NamespaceId,
-        key: &[u8],
-        lookup: &Self::Lookup,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<bool>;
+    fn retrieve(&mut self, key: &[u8], lookup: &Self::Lookup, receive: &mut ReceiveData<'_>) -> Option<bool>;
     /// Executes an operation on a key.
     fn execute(
         &mut self,
-        namespace: NamespaceId,
         key: &[u8],
         lookup: &Self::Lookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome>;
     /// Calls `receive` with blocks, which exist.
-    fn read_blocks(
-        &mut self,
-        namespace: NamespaceId,
-        range: LbaRange,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<()>;
+    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()>;
     /// `commands` commands of the group were completed, with `bytes` bytes of data to or from the host.
     fn end_execution(&mut self, commands: usize, bytes: u64);
 }
@@ -91,30 +80,24 @@ impl DirectBackend for LongWay {
     fn is_open(&self) -> bool {
         false
     }
-    fn serves(&mut self, _: NamespaceId) -> bool {
+    fn select(&mut self, _: NamespaceId) -> bool {
         false
     }
-    fn begin_lookup(&mut self, _: NamespaceId, _: &[u8]) -> Option<()> {
+    fn begin_lookup(&mut self, _: &[u8]) -> Option<()> {
         None
     }
-    fn advance_lookup(&mut self, _: NamespaceId, (): &mut (), _: DirectStage) {}
-    fn prefetch_blocks(&mut self, _: NamespaceId, _: LbaRange) -> bool {
+    fn advance_lookup(&mut self, (): &mut (), _: DirectStage) {}
+    fn prefetch_blocks(&mut self, _: LbaRange) -> bool {
         false
     }
     fn begin_execution(&mut self) {}
-    fn retrieve(&mut self, _: NamespaceId, _: &[u8], (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(&mut self, _: &[u8], (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
         None
     }
-    fn execute(
-        &mut self,
-        _: NamespaceId,
-        _: &[u8],
-        (): &(),
-        _: DirectOperation<'_>,
-    ) -> Option<RequestOutcome> {
+    fn execute(&mut self, _: &[u8], (): &(), _: DirectOperation<'_>) -> Option<RequestOutcome> {
         None
     }
-    fn read_blocks(&mut self, _: NamespaceId, _: LbaRange, _: &mut ReceiveData<'_>) -> Option<()> {
+    fn read_blocks(&mut self, _: LbaRange, _: &mut ReceiveData<'_>) -> Option<()> {
         None
     }
     fn end_execution(&mut self, _: usize, _: u64) {}

@@ -4,7 +4,7 @@
 //! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
 //! zero bytes, since SPDK's host hangs on one.
 
-use octokv_base::{BufferPool, DataBuffer, DataRef, crc32c};
+use octokv_base::{DataBuffer, DataRef, Received, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, Status};
@@ -21,6 +21,8 @@ pub(crate) struct PduWriter {
     queue_entries: u16,
     sq_head: u16,
     flow_control: bool,
+    /// Loans so far ([`octokv_wire::send_buffer::ResponseData`]).
+    loans: u64,
 }
 
 impl PduWriter {
@@ -32,6 +34,7 @@ impl PduWriter {
             queue_entries: 0,
             sq_head: 0,
             flow_control: true,
+            loans: 0,
         }
     }
 
@@ -71,8 +74,8 @@ impl PduWriter {
     }
 
     /// Appends the first `bytes` bytes of data for the host and a successful completion: short data is copied in place, longer
-    /// data to a buffer of `pool`, or referenced if it is shared. False, and nothing is appended, if the pool has no buffer.
-    /// REQUIRES: no data digest was negotiated.
+    /// data stays where it is until it is sent, as the next loan of this connection unless it is shared. REQUIRES: no data digest
+    /// was negotiated.
     #[inline]
     pub fn write_data_and_success(
         &mut self,
@@ -80,33 +83,39 @@ impl PduWriter {
         data: DataRef<'_>,
         bytes: usize,
         dw0: u32,
-        pool: &BufferPool,
-    ) -> bool {
+    ) -> Received {
         let sent = &data.as_bytes()[..bytes];
-        if sent.is_empty() || sent.len() > COPY_BYTES_MAX {
-            if !sent.is_empty() {
-                let buffer = match data {
-                    DataRef::Shared(buffer) => DataBuffer::Shared(buffer.clone()),
-                    DataRef::Borrowed(_) => {
-                        let Some(mut buffer) = pool.take(sent.len()) else { return false };
-                        buffer.copy_from_slice(sent);
-                        DataBuffer::Owned(buffer)
-                    }
-                };
-                self.write_data_buffer(command_id, buffer, 0, sent.len());
-            }
-            self.write_completion(command_id, Status::SUCCESS, dw0, 0);
-            return true;
-        }
-        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: sent.len() as u32 };
         let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
-        self.send_buffer.append_up_to(sent.len() + HEADERS_BYTES_MAX, |out| {
-            out.reserve(sent.len() + HEADERS_BYTES_MAX);
-            header.encode(Role::Controller, flags::LAST, &self.params, out);
-            out.extend_from_slice(sent);
-            encode_response(&cqe, &self.params, out);
+        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: bytes as u32 };
+        let PduWriter { send_buffer, params, .. } = self;
+        let is_copied = bytes <= COPY_BYTES_MAX;
+        let copied_bytes = if is_copied { bytes } else { 0 };
+        send_buffer.append_up_to(copied_bytes + HEADERS_BYTES_MAX, |out| {
+            out.reserve(copied_bytes + HEADERS_BYTES_MAX);
+            if bytes > 0 {
+                header.encode(Role::Controller, flags::LAST, params, out);
+                out.extend_from_slice(&sent[..copied_bytes]);
+            }
+            if is_copied {
+                encode_response(&cqe, params, out);
+            }
         });
-        true
+        if is_copied {
+            return Received::Taken;
+        }
+        let received = match data {
+            DataRef::Shared(buffer) => {
+                send_buffer.push_buffer(DataBuffer::Shared(buffer.clone()), 0, bytes);
+                Received::Taken
+            }
+            DataRef::Borrowed(_) => {
+                send_buffer.push_loan(self.loans, bytes);
+                self.loans += 1;
+                Received::Lent(bytes)
+            }
+        };
+        send_buffer.append(|out| encode_response(&cqe, params, out));
+        received
     }
 
     /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.

@@ -56,8 +56,11 @@ pub use kernel::{DeviceDriver, open_device_queue};
 pub use kernel_sockets::KernelSockets;
 pub use mailbox::{DelayedMesh, Mailbox, delayed_mesh, mesh};
 pub use net::{DetachedSocket, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
+#[cfg(feature = "bug-injection")]
+pub use octokv_sys::bug_injection;
 pub use octokv_sys::huge_pages::HugePageBuffer;
-pub use octokv_sys::prefetch::{prefetch_read, prefetch_value, prefetch_write};
+pub use octokv_sys::latched_memory::{HeldBytes, LatchedMemory, MemoryView};
+pub use octokv_sys::prefetch::prefetch_value;
 pub use octokv_sys::process::trim_heap;
 pub use reactor_handle::{InFlightGuard, ReactorHandle, Sleep};
 pub use waiter_queue::{WaiterQueue, WaiterTicket};

@@ -5,9 +5,10 @@
 
 use crate::scenario::FaultKind;
 use octokv_base::{Buffer, Lba, Nanos, Prng};
-use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
+use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadInPlace};
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 const EIO: DeviceError = DeviceError::Io(5);
@@ -106,12 +107,12 @@ impl DiskFaults {
     }
 
     /// Counts an access in place, which happens or not, and lets another core act before and after it.
-    fn in_place_access(&self, access: impl FnOnce() -> bool) -> bool {
+    fn in_place_access<T>(&self, access: impl FnOnce() -> T, is_done: impl FnOnce(&T) -> bool) -> T {
         self.interfere();
-        let is_done = access();
-        self.0.borrow_mut().in_place += u64::from(is_done);
+        let outcome = access();
+        self.0.borrow_mut().in_place += u64::from(is_done(&outcome));
         self.interfere();
-        is_done
+        outcome
     }
 
     fn interfere(&self) {
@@ -223,12 +224,18 @@ impl Device for FaultyDisk {
         self.inner.prefetch_read(at, blocks);
     }
 
-    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
-        self.faults.in_place_access(|| self.inner.read_in_place(at, bytes, read))
+    fn read_in_place(
+        &self,
+        at: Lba,
+        bytes: usize,
+        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
+    ) -> ReadInPlace {
+        let is_done = |outcome: &ReadInPlace| !matches!(outcome, ReadInPlace::Unavailable);
+        self.faults.in_place_access(|| self.inner.read_in_place(at, bytes, read), is_done)
     }
 
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.faults.in_place_access(|| self.inner.write_in_place(at, bytes, write))
+        self.faults.in_place_access(|| self.inner.write_in_place(at, bytes, write), |&is_done| is_done)
     }
 
     fn flush(&self) -> DeviceFuture {

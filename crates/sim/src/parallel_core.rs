@@ -8,14 +8,15 @@
 use crate::draw::draw_value_bytes;
 use crate::history::CallId;
 use crate::kv_workload::KvWorkload;
-use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng};
-use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng, Received};
+use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk, ReadInPlace};
 use octokv_engine::conformance::{record_of, value_of};
 use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_engine::{AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, PutMode, PutOutcome, Volume};
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -187,7 +188,7 @@ impl ParallelCore {
                 let mut value = None;
                 let found = self.engine.get_now(key.as_bytes(), &lookup, &mut |bytes| {
                     value = Some(bytes.as_bytes().to_vec());
-                    true
+                    Received::Taken
                 });
                 let observed = match (found, &value) {
                     (None, _) => None,
@@ -235,7 +236,12 @@ impl Device for LateMemory {
             memory.write(at, buffer).await
         })
     }
-    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+    fn read_in_place(
+        &self,
+        at: Lba,
+        bytes: usize,
+        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
+    ) -> ReadInPlace {
         self.0.read_in_place(at, bytes, read)
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {

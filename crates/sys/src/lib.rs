@@ -6,15 +6,17 @@
 //! # Unsafe code
 //! System calls go through `rustix`, signal handlers through `signal-hook`. `unsafe` remains for
 //! - io_uring ([`uring`]): the kernel accesses memory after the call, so no crate can check the submission;
-//! - memory ([`huge_pages`], [`page_allocator`], [`counting_allocator`], [`prefetch`], `malloc_trim`): mappings of our own,
-//!   the allocator trait, prefetch instructions;
+//! - memory ([`huge_pages`], [`latched_memory`], [`page_allocator`], [`counting_allocator`], [`prefetch`], `malloc_trim`): mappings
+//!   of our own, bytes that cores share, the allocator trait, prefetch instructions;
 //! - the clock ([`clock`]): the vDSO call and the tick counter, on the hot path;
 //! - four calls that rustix does not have: `getsockopt(TCP_INFO)`, `ioctl(BLKDISCARD)`, `sched_setscheduler`, and
 //!   `prctl(PR_SET_SECCOMP)` of the test tool [`seccomp`].
 //!
 //! # Layout
+//! - [`bug_injection`]: a deliberate bug, which tests enable.
 //! - [`clock`]: monotonic time, and the processor's tick counter for short durations.
 //! - [`huge_pages`]: large zeroed memory in huge pages.
+//! - [`latched_memory`]: a memory that cores read and write in place; [`page_latches`]: who may.
 //! - [`prefetch`]: cache prefetch hints.
 //! - [`eventfd`]: an event that one thread signals and another waits for.
 //! - [`epoll`]: readiness of many descriptors.
@@ -36,15 +38,18 @@
     reason = "the banned functions are wrapped here"
 )]
 
+pub mod bug_injection;
 pub mod clock;
 pub mod counting_allocator;
 pub mod epoll;
 pub mod eventfd;
 pub mod file;
 pub mod huge_pages;
+pub mod latched_memory;
 pub mod machine;
 pub mod output_file;
 pub mod page_allocator;
+pub mod page_latches;
 pub mod prefetch;
 pub mod process;
 pub mod seccomp;

@@ -3,28 +3,34 @@
 //! Unsafe code: the prefetch instruction, which has no effect that a program can observe. On other architectures than
 //! x86-64 the functions do nothing.
 
-/// Prefetches the cache lines of `bytes` for writing: they are loaded while other work runs.
+/// What one prefetch loads, in bytes.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE_BYTES: usize = 64;
+
+/// Prefetches the cache lines of `len` bytes for writing: they are loaded while other work runs.
 ///
 /// Measured on the memory device, 4 KiB stores over the network, old and new alternating: 7 to 13 % more per second.
-pub fn prefetch_write(bytes: &mut [u8]) {
+#[inline]
+pub(crate) fn prefetch_write_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for_each_cache_line(bytes, |line| {
+    for_each_cache_line(start, len, |line| {
         // SAFETY: a prefetch has no observable effect, whatever its address.
         unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(line) }
     });
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
+    let _ = (start, len);
 }
 
-/// Prefetches the cache lines of `bytes` for reading.
-pub fn prefetch_read(bytes: &[u8]) {
+/// Prefetches the cache lines of `len` bytes for reading.
+#[inline]
+pub(crate) fn prefetch_read_at(start: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for_each_cache_line(bytes, |line| {
+    for_each_cache_line(start, len, |line| {
         // SAFETY: a prefetch has no observable effect, whatever its address.
         unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
     });
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = bytes;
+    let _ = (start, len);
 }
 
 /// Prefetches the first cache line of `value` for reading.
@@ -41,14 +47,19 @@ pub fn prefetch_value<T>(value: &T) {
     let _ = value;
 }
 
-/// Calls `prefetch_address` for each cache line of `bytes`.
+/// Calls `prefetch_address` for each cache line of `len` bytes.
 #[cfg(target_arch = "x86_64")]
-fn for_each_cache_line(bytes: &[u8], prefetch_address: impl Fn(*const i8)) {
-    let prefetch_line = |line: &u8| prefetch_address(std::ptr::from_ref(line).cast());
-    // Chunks of a constant length, so the compiler unrolls the loop over the lines.
-    let (parts, rest) = bytes.as_chunks::<512>();
-    for part in parts {
-        part.iter().step_by(64).for_each(&prefetch_line);
+#[inline]
+fn for_each_cache_line(start: *const u8, len: usize, prefetch_address: impl Fn(*const i8)) {
+    // Parts of a constant length, so the compiler unrolls the loop over the lines.
+    const PART_BYTES: usize = 8 * CACHE_LINE_BYTES;
+    let whole_bytes = len / PART_BYTES * PART_BYTES;
+    for part in (0..whole_bytes).step_by(PART_BYTES) {
+        for line in 0..8 {
+            prefetch_address(start.wrapping_add(part + line * CACHE_LINE_BYTES).cast());
+        }
     }
-    rest.iter().step_by(64).for_each(&prefetch_line);
+    for offset in (whole_bytes..len).step_by(CACHE_LINE_BYTES) {
+        prefetch_address(start.wrapping_add(offset).cast());
+    }
 }

@@ -1,7 +1,7 @@
 //! The unsent bytes of one connection, in order: small parts copied, large values referenced.
 //!
 //! In: headers and small data ([`SendBuffer::append`], [`SendBuffer::push_copy`]), large values by reference
-//! ([`SendBuffer::push_buffer`], [`SendBuffer::push_reference`]). Out: slices for one gathered send
+//! ([`SendBuffer::push_buffer`], [`SendBuffer::push_loan`], [`SendBuffer::push_reference`]). Out: slices for one gathered send
 //! ([`SendBuffer::slices_with`]), then the number of bytes that the socket accepted ([`SendBuffer::advance_with`]).
 //!
 //! ```text
@@ -9,7 +9,8 @@
 //! staging: |---- sent ----|24|48|24|          (copied parts are contiguous)
 //!                         ^ staging_head
 //! ```
-//! A reference is a value of type `R`: the target keeps the [`DataBuffer`] itself, the initiator the slot that owns the value.
+//! A reference is a value of type `R`: the target keeps the buffer itself or the number of a loan ([`ResponseData`]), the
+//! initiator the slot that owns the value.
 //! Invariants: bytes leave in the order of their insertion; a referenced value is immutable until its part is released,
 //! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
 //! connection accepts no command above its limit, and each slot adds at most one response or one value). Tested below.
@@ -17,6 +18,7 @@
 use octokv_base::DataBuffer;
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::ops::Range;
 
 /// Maximum size of a copied value, in bytes. At this size a copy costs as much as one more slice costs the kernel.
 pub const COPY_BYTES_MAX: usize = 1024;
@@ -27,6 +29,29 @@ const STAGING_RETAIN_BYTES: usize = 256 * 1024;
 /// Maximum size of a PDU without data, with digest and padding, in bytes.
 const HEADER_PDU_BYTES_MAX: usize = 256;
 
+/// Data of a response, until it is sent.
+#[derive(Debug)]
+pub enum ResponseData {
+    /// This buffer has it.
+    Kept(DataBuffer),
+    /// The target's device has it, and the sender of the connection holds it: the loan of this number, counted from 0 for each
+    /// connection. Loans are sent in their order.
+    Lent(u64),
+}
+
+impl ResponseData {
+    /// The bytes of a response whose sender has no loans.
+    ///
+    /// # Panics
+    /// If they are lent.
+    fn kept(&self) -> &[u8] {
+        match self {
+            ResponseData::Kept(buffer) => buffer,
+            ResponseData::Lent(loan) => panic!("this sender holds no loan {loan}"),
+        }
+    }
+}
+
 #[derive(Debug)]
 enum SendPart<R> {
     Copied { bytes: usize },
@@ -35,7 +60,7 @@ enum SendPart<R> {
 
 /// The unsent bytes of one connection. See the module documentation.
 #[derive(Debug)]
-pub struct SendBuffer<R = DataBuffer> {
+pub struct SendBuffer<R = ResponseData> {
     parts: VecDeque<SendPart<R>>,
     staging: Vec<u8>,
     /// Length of the sent bytes at the start of `staging`.
@@ -85,14 +110,14 @@ impl<R> SendBuffer<R> {
     }
 
     /// Appends the unsent bytes as slices, at most [`SLICES_MAX`] slices and `bytes_max` bytes. `resolve` returns the value
-    /// of a reference.
+    /// of a reference. Gives the number of bytes.
     #[inline]
     pub fn slices_with<'a>(
         &'a self,
         resolve: impl Fn(&'a R) -> &'a [u8],
         into: &mut Vec<IoSlice<'a>>,
         bytes_max: usize,
-    ) {
+    ) -> usize {
         let (mut staged, mut left) = (self.staging_head, bytes_max);
         for part in self.parts.iter().take(SLICES_MAX) {
             if left == 0 {
@@ -109,6 +134,7 @@ impl<R> SendBuffer<R> {
             left -= slice.len();
             into.push(IoSlice::new(slice));
         }
+        bytes_max - left
     }
 
     /// Removes the first `count` unsent bytes, which the socket accepted. Calls `release` for each reference whose part is
@@ -233,18 +259,40 @@ impl<R> SendBuffer<R> {
     }
 }
 
-impl SendBuffer<DataBuffer> {
-    /// [`SendBuffer::slices_with`] for owned buffers.
+impl SendBuffer<ResponseData> {
+    /// [`SendBuffer::slices_with`] for a sender without loans.
+    ///
+    /// # Panics
+    /// If data is lent.
     pub fn slices<'a>(&'a self, into: &mut Vec<IoSlice<'a>>, bytes_max: usize) {
-        self.slices_with(|buffer| buffer, into, bytes_max);
+        self.slices_with(ResponseData::kept, into, bytes_max);
     }
 
-    /// [`SendBuffer::advance_with`] for owned buffers, which are dropped when sent.
+    /// [`SendBuffer::advance_with`] for a sender without loans; buffers are dropped when sent.
     ///
     /// # Panics
     /// If fewer bytes are unsent.
     pub fn advance(&mut self, count: usize) {
         self.advance_with(count, drop);
+    }
+
+    /// Appends the first `bytes` bytes of a loan.
+    ///
+    /// # Panics
+    /// If there is no byte.
+    #[inline]
+    pub fn push_loan(&mut self, loan: u64, bytes: usize) {
+        self.push_reference(ResponseData::Lent(loan), 0, bytes);
+    }
+
+    /// Ends loans, in their order: each is replaced by what `copy` makes of its unsent bytes. Stops where `copy` gives none.
+    pub fn replace_loans(&mut self, mut copy: impl FnMut(u64, Range<usize>) -> Option<DataBuffer>) {
+        for part in &mut self.parts {
+            let SendPart::Referenced { source, from, to } = part else { continue };
+            let ResponseData::Lent(loan) = *source else { continue };
+            let Some(buffer) = copy(loan, *from..*to) else { return };
+            (*source, *from, *to) = (ResponseData::Kept(buffer), 0, *to - *from);
+        }
     }
 
     /// Appends the bytes `from..to` of `buffer`: copied up to [`COPY_BYTES_MAX`], else kept until sent.
@@ -256,7 +304,7 @@ impl SendBuffer<DataBuffer> {
         if to - from <= COPY_BYTES_MAX {
             return self.push_copy(&buffer[from..to]);
         }
-        self.push_reference(buffer, from, to);
+        self.push_reference(ResponseData::Kept(buffer), from, to);
     }
 }
 
@@ -306,6 +354,41 @@ mod tests {
         assert!(budget.in_use_bytes() > 5000);
         send_buffer.advance(1);
         assert_eq!(budget.in_use_bytes(), 0, "the short part is a copy");
+    }
+
+    #[test]
+    fn loans_that_end_before_they_are_sent_leave_their_bytes() {
+        let lent = [vec![1; 2000], vec![2; 3000], vec![3; 2000]];
+        let bytes_of = |data: &ResponseData| match data {
+            ResponseData::Kept(buffer) => buffer.to_vec(),
+            ResponseData::Lent(loan) => lent[*loan as usize].clone(),
+        };
+        let mut send_buffer = SendBuffer::default();
+        let mut kept = Buffer::zeroed(1500);
+        kept.fill(9);
+        for (loan, value) in lent.iter().enumerate() {
+            send_buffer.push_copy(b"head");
+            send_buffer.push_loan(loan as u64, value.len());
+        }
+        send_buffer.push_buffer(kept.into(), 0, 1500);
+        let mut released = Vec::new();
+        send_buffer.advance_with(4 + 2000 + 4 + 1000, |data| released.push(bytes_of(&data)));
+        assert_eq!(released, [lent[0].clone()]);
+        // There is memory for one of two.
+        let mut copied = Vec::new();
+        send_buffer.replace_loans(|loan, range| {
+            copied.push((loan, range.clone()));
+            let mut buffer = Buffer::zeroed(range.len());
+            buffer.copy_from_slice(&lent[loan as usize][range]);
+            (loan == 1).then(|| buffer.into())
+        });
+        assert_eq!(copied, [(1, 1000..3000), (2, 0..2000)]);
+        let mut loans = Vec::new();
+        send_buffer.advance_with(2000 + 4 + 2000, |data| {
+            loans.push((matches!(data, ResponseData::Lent(_)), bytes_of(&data)));
+        });
+        assert_eq!(loans, [(false, vec![2; 2000]), (true, vec![3; 2000])]);
+        assert_eq!(all(&send_buffer), [9; 1500]);
     }
 
     #[test]
@@ -387,7 +470,7 @@ mod tests {
 
     #[test]
     fn sent_bytes_do_not_grow_the_staging_area() {
-        let mut send_buffer = SendBuffer::<DataBuffer>::default();
+        let mut send_buffer = SendBuffer::<ResponseData>::default();
         send_buffer.push_copy(&[1; 100]);
         for _ in 0..10_000 {
             send_buffer.push_copy(&[2; 24]);
@@ -414,7 +497,7 @@ mod tests {
 
     #[test]
     fn the_staging_area_releases_excess_capacity_once_all_is_sent() {
-        let mut send_buffer = SendBuffer::<DataBuffer>::new(4096);
+        let mut send_buffer = SendBuffer::<ResponseData>::new(4096);
         send_buffer.push_copy(&[0; 10_000]);
         send_buffer.advance(9_999);
         assert!(send_buffer.staging.capacity() >= 10_000);

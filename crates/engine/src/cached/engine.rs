@@ -8,10 +8,10 @@ use super::value_cache::{CacheHash, CacheRead, CachedValue, FillLease, ValueCach
 use crate::common::abandoned::{AbandonedCount, AbandonedOperations};
 use crate::direct::FoundEntry;
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, KeyLookup, KeySink, KeyStatus, PrefetchStage,
-    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink, KeyStatus,
+    PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
-use octokv_base::{DataRef, Key, RecordLayout, RingRange, UnixTime, Version};
+use octokv_base::{DataRef, Key, Received, RecordLayout, RingRange, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -211,10 +211,14 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
-    ) -> Option<bool> {
+        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
         let value = self.cache.hit(CacheHash(lookup.hash as u64), key)?;
-        receive(DataRef::Shared(&value.bytes)).then_some(true)
+        match receive(DataRef::Shared(&value.bytes)) {
+            Received::Taken => Some(FoundNow::Taken),
+            // Shared bytes are not lent: a receiver keeps the buffer.
+            Received::Lent(_) => None,
+        }
     }
 
     fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {

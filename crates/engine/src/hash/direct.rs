@@ -3,8 +3,7 @@
 //! A reader needs no epoch: it reads a record in place, while nothing writes those bytes, and compares identity and
 //! key in the header, so that space which was given to another record is noticed. Its units may be given to several records,
 //! and the first be written last, so of a longer record than one unit the reader also finds, while it holds those bytes, that the
-//! index still names it. A record is written in one access, and its checksums are not verified again: memory is trusted, as
-//! its copy in any cache would be. A writer takes no key lock: it changes the
+//! index still names it. A record is written in one access, without checksums. A writer takes no key lock: it changes the
 //! index under the lock of the key's partition, if no writer of the key is under way and the entry is the one that it
 //! verified. A writer with a key lock reads the index after it has the lock; it either sees this change, or is seen here.
 
@@ -14,9 +13,10 @@ use super::journal::IndexChange;
 use super::record::{self, HEADER_BYTES, RecordHeader, RecordId, UncheckedRecord, record_bytes};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
-use crate::direct::{FoundEntry, KeyLookup, LookupStage};
+use crate::direct::{FoundEntry, FoundNow, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
-use octokv_base::DataRef;
+use octokv_base::{DataRef, Received};
+use octokv_device::ReadInPlace;
 
 /// A key's record as an operation without waiting finds it.
 enum OwnRecord {
@@ -84,6 +84,7 @@ impl HashCore {
         let mut header = None;
         self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
             header = self.own_header(bytes, record_ref, key);
+            None
         });
         header.map(|header| OwnRecord::Verified(record_ref, header))
     }
@@ -94,24 +95,28 @@ impl HashCore {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
-    ) -> Option<bool> {
+        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
         let record_ref = match self.found(lookup) {
-            FoundEntry::Missing => return Some(false),
+            FoundEntry::Missing => return Some(FoundNow::Missing),
             FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
             FoundEntry::Unknown | FoundEntry::Several => return None,
         };
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
-        let mut is_received = false;
-        self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
-            if let Some(header) = self.own_header(bytes, record_ref, key)
-                && (record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref))
-                && let Ok(value) = header.unverified_value_range(bytes)
-            {
-                is_received = receive(DataRef::Borrowed(&bytes[value]));
+        let mut received = None;
+        let read = self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
+            let header = self.own_header(bytes, record_ref, key)?;
+            let is_current = record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref);
+            let value = header.unverified_value_range(bytes).ok().filter(|_| is_current)?;
+            match *received.insert(receive(DataRef::Borrowed(&bytes[value.clone()]))) {
+                Received::Lent(bytes) => Some(value.start..value.start + bytes),
+                Received::Taken => None,
             }
         });
-        is_received.then_some(true)
+        match read {
+            ReadInPlace::Held(bytes) => Some(FoundNow::Lent(bytes)),
+            ReadInPlace::Done | ReadInPlace::Unavailable => received.map(|_| FoundNow::Taken),
+        }
     }
 
     /// [`Engine::exist_now`](crate::Engine::exist_now).
@@ -155,7 +160,7 @@ impl HashCore {
         let is_written = self.device.write_in_place(volume.lba(extent.location), bytes, &mut |record| {
             let offset = record::LAYOUT.value_offset(key.len());
             record[offset..offset + value.len()].copy_from_slice(value);
-            record::encode(record, identity, key, value.len());
+            record::encode_in_memory(record, identity, key, value.len());
         });
         let change = IndexChange {
             hash: lookup.hash,

@@ -10,10 +10,11 @@ use super::record;
 use super::volume::HashVolume;
 use crate::common::group_commit::write_durability_marker;
 use crate::{
-    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeyLookup, KeySink, KeyStatus,
-    LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink,
+    KeyStatus, LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
+    ValueRange,
 };
-use octokv_base::{BufferPool, DataRef, Key, RecordLayout, RingRange, Version};
+use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
@@ -162,8 +163,8 @@ impl Engine for HashEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> bool,
-    ) -> Option<bool> {
+        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
         self.core.get_now(key, lookup, receive)
     }
 

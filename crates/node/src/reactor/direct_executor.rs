@@ -8,9 +8,11 @@
 use super::accounting::GroupAccounting;
 use crate::bug_injection::{self, InjectedBug};
 use crate::kv_backend::{put_mode, put_outcome};
+use crate::loans::Loans;
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
 use octokv_base::NamespaceId;
-use octokv_engine::{DeleteOutcome, Engine, KeyLookup, LookupStage};
+use octokv_device::ReadInPlace;
+use octokv_engine::{DeleteOutcome, Engine, FoundNow, KeyLookup, LookupStage};
 use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOutcome};
 use std::rc::Rc;
 
@@ -19,31 +21,36 @@ pub(super) struct DirectExecutor<'a, E> {
     namespaces: &'a NamespaceTable<E>,
     accounting: GroupAccounting<'a>,
     is_open: bool,
-    /// The backend of the last command.
+    /// What responses of the connection are sent from.
+    loans: Loans,
+    /// The backend of the group.
     backend: Option<(NamespaceId, Rc<NamespaceBackend<E>>)>,
 }
 
 impl<'a, E: Engine> DirectExecutor<'a, E> {
-    /// For one connection; `is_open` if nothing has to schedule its requests.
+    /// For one connection and its loans; `is_open` if nothing has to schedule its requests.
     pub fn new(
         namespaces: &'a NamespaceTable<E>,
         accounting: GroupAccounting<'a>,
         is_open: bool,
+        loans: Loans,
     ) -> DirectExecutor<'a, E> {
-        DirectExecutor { namespaces, accounting, is_open, backend: None }
+        DirectExecutor { namespaces, accounting, is_open, loans, backend: None }
+    }
+
+    /// What responses of the connection are sent from, now.
+    pub fn into_loans(self) -> Loans {
+        self.loans
     }
 
     #[inline]
-    fn backend(&mut self, namespace: NamespaceId) -> Option<&NamespaceBackend<E>> {
-        if self.backend.as_ref().is_none_or(|(id, _)| *id != namespace) {
-            self.backend = Some((namespace, self.namespaces.get(namespace)?));
-        }
+    fn backend(&self) -> Option<&NamespaceBackend<E>> {
         self.backend.as_ref().map(|(_, backend)| &**backend)
     }
 
     #[inline]
-    fn engine(&mut self, namespace: NamespaceId) -> Option<&E> {
-        match self.backend(namespace)? {
+    fn engine(&self) -> Option<&E> {
+        match self.backend()? {
             NamespaceBackend::Kv(kv_backend) => Some(&kv_backend.engine),
             NamespaceBackend::Block(_) => None,
         }
@@ -59,8 +66,11 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn serves(&mut self, namespace: NamespaceId) -> bool {
-        match self.backend(namespace) {
+    fn select(&mut self, namespace: NamespaceId) -> bool {
+        if self.backend.as_ref().is_none_or(|(id, _)| *id != namespace) {
+            self.backend = self.namespaces.get(namespace).map(|backend| (namespace, backend));
+        }
+        match self.backend() {
             Some(NamespaceBackend::Kv(kv_backend)) => kv_backend.engine.may_end_at_once(),
             Some(NamespaceBackend::Block(block_backend)) => block_backend.device.geometry().volatile,
             None => false,
@@ -68,13 +78,13 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn begin_lookup(&mut self, namespace: NamespaceId, key: &[u8]) -> Option<KeyLookup> {
-        self.engine(namespace)?.begin_lookup(key)
+    fn begin_lookup(&mut self, key: &[u8]) -> Option<KeyLookup> {
+        self.engine()?.begin_lookup(key)
     }
 
     #[inline]
-    fn advance_lookup(&mut self, namespace: NamespaceId, lookup: &mut KeyLookup, stage: DirectStage) {
-        if let Some(engine) = self.engine(namespace) {
+    fn advance_lookup(&mut self, lookup: &mut KeyLookup, stage: DirectStage) {
+        if let Some(engine) = self.engine() {
             let stage = match stage {
                 DirectStage::Entries => LookupStage::Entry,
                 DirectStage::Records => LookupStage::Record,
@@ -83,8 +93,8 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
         }
     }
 
-    fn prefetch_blocks(&mut self, namespace: NamespaceId, range: LbaRange) -> bool {
-        match self.backend(namespace) {
+    fn prefetch_blocks(&mut self, range: LbaRange) -> bool {
+        match self.backend() {
             Some(NamespaceBackend::Block(block_backend)) => block_backend.prefetch_in_place(range),
             Some(NamespaceBackend::Kv(_)) | None => false,
         }
@@ -95,25 +105,23 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn retrieve(
-        &mut self,
-        namespace: NamespaceId,
-        key: &[u8],
-        lookup: &KeyLookup,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<bool> {
-        self.engine(namespace)?.get_now(key, lookup, receive)
+    fn retrieve(&mut self, key: &[u8], lookup: &KeyLookup, receive: &mut ReceiveData<'_>) -> Option<bool> {
+        match self.engine()?.get_now(key, lookup, receive)? {
+            FoundNow::Missing => return Some(false),
+            FoundNow::Taken => {}
+            FoundNow::Lent(bytes) => self.loans.push(bytes),
+        }
+        Some(true)
     }
 
     #[inline]
     fn execute(
         &mut self,
-        namespace: NamespaceId,
         key: &[u8],
         lookup: &KeyLookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {
-        let engine = self.engine(namespace)?;
+        let engine = self.engine()?;
         let outcome = Some(match operation {
             DirectOperation::Store { mode, value } => {
                 put_outcome(engine.put_now(key, lookup, put_mode(mode), value)?)
@@ -132,16 +140,17 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn read_blocks(
-        &mut self,
-        namespace: NamespaceId,
-        range: LbaRange,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<()> {
-        match self.backend(namespace)? {
+    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+        let read = match self.backend()? {
             NamespaceBackend::Block(block_backend) => block_backend.read_in_place(range, receive),
-            NamespaceBackend::Kv(_) => None,
+            NamespaceBackend::Kv(_) => ReadInPlace::Unavailable,
+        };
+        match read {
+            ReadInPlace::Unavailable => return None,
+            ReadInPlace::Done => {}
+            ReadInPlace::Held(bytes) => self.loans.push(bytes),
         }
+        Some(())
     }
 
     fn end_execution(&mut self, commands: usize, bytes: u64) {

@@ -65,7 +65,7 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
                 worked = true;
                 continue;
             }
-            let sent = io.send(&mut self.sockets, &mut self.slices);
+            let sent = io.send(&mut self.sockets, &mut self.slices, &self.pool);
             let closed = self.close_if_finished(index);
             closes += usize::from(closed);
             if sent.is_some() | closed {

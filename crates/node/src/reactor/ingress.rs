@@ -106,7 +106,8 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
             let group_accounting =
                 GroupAccounting { accounting, tenant, now, time: &group_time, executed: &executed };
             let is_direct = requests.scheduler.may_execute_directly(tenant, now);
-            let mut direct = DirectExecutor::new(namespaces, group_accounting, is_direct);
+            let loans = std::mem::take(&mut io.loans);
+            let mut direct = DirectExecutor::new(namespaces, group_accounting, is_direct, loans);
             let execute = |connection: &mut Connection, parsed: &mut Vec<IoRequest>| {
                 let ingress_time = accounting.end_ingress(parsed.len(), true);
                 accounting.charge(tenant, ingress_time);
@@ -136,6 +137,7 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
                 }
             };
             let received = io.receive(now, sockets, receive_buffer, pool, &mut direct, execute, parsed);
+            io.loans = direct.into_loans();
             let (commands, bytes) = executed.get();
             requests.scheduler.charge_direct(tenant, commands, bytes, &accounting.metrics, now);
             connection_time = connection_time.since(std::mem::take(&mut time_before));

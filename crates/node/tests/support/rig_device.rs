@@ -1,10 +1,11 @@
 //! Devices of the rig: memory, with simulated costs if wanted, and a file in memory that answers at the next poll.
 
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk};
+use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk, ReadInPlace};
 use octokv_node::OpenDevice;
 use octokv_runtime::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation, ReactorHandle, Stage};
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -45,7 +46,12 @@ impl Device for CostedDevice {
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.memory.write(at, buffer)
     }
-    fn read_in_place(&self, at: Lba, bytes: usize, read: &mut dyn FnMut(&[u8])) -> bool {
+    fn read_in_place(
+        &self,
+        at: Lba,
+        bytes: usize,
+        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
+    ) -> ReadInPlace {
         self.charge_read(bytes);
         self.memory.read_in_place(at, bytes, read)
     }

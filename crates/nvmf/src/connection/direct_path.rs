@@ -22,7 +22,6 @@ use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
-use octokv_wire::send_buffer::COPY_BYTES_MAX;
 use octokv_wire::vendor::VendorCommand;
 use smallvec::SmallVec;
 
@@ -136,7 +135,8 @@ impl Connection {
         direct: &mut D,
     ) -> Option<ReceiveStep> {
         let first = PlainCapsule::recognize(bytes, self.in_capsule_bytes_max())?;
-        if !direct.serves(first.sqe.namespace()) {
+        let namespace = first.sqe.namespace();
+        if !direct.select(namespace) {
             return None;
         }
         let mut group = SmallVec::<[GroupedCommand<'_, D::Lookup>; GROUP_COMMANDS_MAX]>::new();
@@ -146,6 +146,7 @@ impl Connection {
         while group.len() < GROUP_COMMANDS_MAX
             && let Some(capsule) = PlainCapsule::recognize(rest, data_bytes_max)
             && capsule.sqe.opcode != FABRICS_OPCODE
+            && capsule.sqe.namespace() == namespace
         {
             let checked = self.check_current_io_command(capsule.sqe);
             let target = begin(&checked, capsule.data, direct);
@@ -161,9 +162,8 @@ impl Connection {
         if group.len() > 1 {
             for stage in [DirectStage::Entries, DirectStage::Records] {
                 for command in &mut group {
-                    if let (Ok(checked), DirectTarget::Key(lookup)) = (&command.checked, &mut command.target)
-                    {
-                        direct.advance_lookup(checked.namespace, lookup, stage);
+                    if let DirectTarget::Key(lookup) = &mut command.target {
+                        direct.advance_lookup(lookup, stage);
                     }
                 }
             }
@@ -176,16 +176,12 @@ impl Connection {
             // What may not begin now, the long way delays or refuses.
             if unsent_bytes <= unsent_bytes_max
                 && self.slots.may_take(capsule.sqe.command_id())
-                && let Some(bytes) = self.complete_at_once(capsule, checked, target, pool, direct)
+                && let Some(bytes) = self.complete_at_once(capsule, checked, target, direct)
             {
                 completed += 1;
                 data_bytes += bytes as u64;
                 consumed_bytes += capsule.pdu_bytes();
-                let before = std::mem::replace(&mut unsent_bytes, self.unsent_bytes());
-                if unsent_bytes - before > COPY_BYTES_MAX as u64 {
-                    // Its data has a buffer, so less is free.
-                    unsent_bytes_max = self.unsent_bytes_max(pool);
-                }
+                unsent_bytes = self.unsent_bytes();
                 continue;
             }
             let (sqe, data) = (capsule.sqe, Capsule { data: capsule.data, has_bad_digest: false });
@@ -221,7 +217,6 @@ impl Connection {
         capsule: &PlainCapsule<'_>,
         checked: &Result<CheckedCommand, Status>,
         target: &DirectTarget<D::Lookup>,
-        pool: &BufferPool,
         direct: &mut D,
     ) -> Option<usize> {
         let Ok(checked) = checked else { return None };
@@ -234,9 +229,9 @@ impl Connection {
                     let value_bytes = value.as_bytes().len();
                     sent_bytes = value_bytes.min(limit_bytes as usize);
                     let dw0 = io_commands::data_dw0(in_flight, value_bytes);
-                    writer.write_data_and_success(command_id, value, sent_bytes, dw0, pool)
+                    writer.write_data_and_success(command_id, value, sent_bytes, dw0)
                 };
-                let exists = direct.retrieve(namespace, key, lookup, &mut receive)?;
+                let exists = direct.retrieve(key, lookup, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Retrieve);
                 match exists {
                     true => self.counters.count_sent_data(in_flight, sent_bytes),
@@ -247,7 +242,7 @@ impl Connection {
                 Some(sent_bytes)
             }
             (Some(DirectCommand::Execute { key, operation, in_flight }), DirectTarget::Key(lookup)) => {
-                let outcome = direct.execute(namespace, key, lookup, operation)?;
+                let outcome = direct.execute(key, lookup, operation)?;
                 let (counted, bytes) = match operation {
                     DirectOperation::Store { value, .. } => {
                         (CountedOperation::Store { value_bytes: value.len() as u32 }, value.len())
@@ -265,9 +260,9 @@ impl Connection {
                 let mut receive = |blocks: DataRef<'_>| {
                     let blocks_bytes = blocks.as_bytes().len();
                     let dw0 = io_commands::data_dw0(in_flight, blocks_bytes);
-                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0, pool)
+                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0)
                 };
-                direct.read_blocks(namespace, range, &mut receive)?;
+                direct.read_blocks(range, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Read);
                 self.counters.count_sent_data(in_flight, bytes as usize);
                 Some(bytes as usize)
@@ -287,10 +282,10 @@ fn begin<D: DirectBackend>(
     let Ok(checked) = checked else { return DirectTarget::LongWay };
     let is_begun = match DirectCommand::new(checked, data) {
         Some(DirectCommand::Retrieve { key, .. } | DirectCommand::Execute { key, .. }) => {
-            direct.begin_lookup(checked.namespace, key).map(DirectTarget::Key)
+            direct.begin_lookup(key).map(DirectTarget::Key)
         }
         Some(DirectCommand::Read { range, .. }) => {
-            direct.prefetch_blocks(checked.namespace, range).then_some(DirectTarget::Blocks)
+            direct.prefetch_blocks(range).then_some(DirectTarget::Blocks)
         }
         None => None,
     };

@@ -102,6 +102,8 @@ pub struct FuzzConnection {
     /// Sent by the host and not consumed by the connection.
     unsent: Vec<u8>,
     received: Vec<u8>,
+    /// Data of responses that was lent, all so far.
+    loans: Vec<Vec<u8>>,
     /// It started as an I/O queue.
     pub is_io: bool,
     /// Whether commands may be completed at once.
@@ -200,6 +202,7 @@ impl Simulation {
             requests: Vec::new(),
             unsent: spare(),
             received: spare(),
+            loans: Vec::new(),
             is_io: false,
             is_direct: false,
             is_reading: true,
@@ -218,6 +221,8 @@ impl Simulation {
             target,
             is_open: conn.is_direct,
             operations: &mut self.direct_operations,
+            namespace: NSID,
+            loans: &mut conn.loans,
             at_once: &mut self.completed_at_once,
         };
         let consumed = conn.connection.receive_direct(*now, &conn.unsent, pool, new_requests, &mut direct);
@@ -423,7 +428,7 @@ impl FuzzConnection {
         }
         while !send_buffer.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::with_capacity(8);
-            send_buffer.slices(&mut slices, usize::MAX);
+            send_buffer.slices_with(|data| direct::resolve(&self.loans, data), &mut slices, usize::MAX);
             let mut bytes = 0;
             for slice in &slices {
                 self.received.extend_from_slice(slice);

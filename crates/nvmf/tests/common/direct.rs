@@ -1,7 +1,9 @@
 //! Executes commands of groups at once, on the engine in memory; leaves some to the long way, at random.
 
 use super::*;
+use octokv_base::{DataRef, Received};
 use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData};
+use octokv_wire::send_buffer::ResponseData;
 
 /// See the module header.
 pub struct DirectMemory<'a> {
@@ -11,20 +13,36 @@ pub struct DirectMemory<'a> {
     pub is_open: bool,
     /// Operations so far; their number decides which way the next one takes.
     pub operations: &'a mut u64,
+    /// Of the group.
+    pub namespace: NamespaceId,
+    /// All loans of the connection.
+    pub loans: &'a mut Vec<Vec<u8>>,
     /// Commands that were completed at once.
     pub at_once: &'a mut u64,
 }
 
 impl DirectMemory<'_> {
     /// Executes an operation, unless it is the turn of the long way.
-    fn execute_some(
-        &mut self,
-        namespace: NamespaceId,
-        operation: RequestOperation,
-    ) -> Option<RequestOutcome> {
+    fn execute_some(&mut self, operation: RequestOperation) -> Option<RequestOutcome> {
         *self.operations += 1;
         let waits = self.operations.is_multiple_of(7);
-        (!waits).then(|| self.engine.execute(self.target, namespace, operation))
+        (!waits).then(|| self.engine.execute(self.target, self.namespace, operation))
+    }
+}
+
+/// Gives data to a connection, and holds what it asks for.
+pub fn give(data: DataRef<'_>, loans: &mut Vec<Vec<u8>>, receive: &mut ReceiveData<'_>) {
+    if let Received::Lent(bytes) = receive(data) {
+        assert!(matches!(data, DataRef::Borrowed(_)), "a shared buffer need not be lent");
+        loans.push(data.as_bytes()[..bytes].to_vec());
+    }
+}
+
+/// The bytes of a response.
+pub fn resolve<'a>(loans: &'a [Vec<u8>], data: &'a ResponseData) -> &'a [u8] {
+    match data {
+        ResponseData::Kept(buffer) => buffer,
+        ResponseData::Lent(loan) => &loans[*loan as usize],
     }
 }
 
@@ -49,31 +67,27 @@ impl DirectBackend for DirectMemory<'_> {
     fn is_open(&self) -> bool {
         self.is_open
     }
-    fn serves(&mut self, _: NamespaceId) -> bool {
+    fn select(&mut self, namespace: NamespaceId) -> bool {
+        self.namespace = namespace;
         true
     }
-    fn begin_lookup(&mut self, _: NamespaceId, key: &[u8]) -> Option<Self::Lookup> {
+    fn begin_lookup(&mut self, key: &[u8]) -> Option<Self::Lookup> {
         (!key.len().is_multiple_of(5)).then_some(None)
     }
-    fn advance_lookup(&mut self, _: NamespaceId, lookup: &mut Self::Lookup, stage: DirectStage) {
+    fn advance_lookup(&mut self, lookup: &mut Self::Lookup, stage: DirectStage) {
         assert_eq!(stage == DirectStage::Records, lookup.is_some(), "each stage once, in order");
         *lookup = Some(stage);
     }
-    fn prefetch_blocks(&mut self, _: NamespaceId, _: LbaRange) -> bool {
+    fn prefetch_blocks(&mut self, _: LbaRange) -> bool {
         true
     }
     fn begin_execution(&mut self) {}
-    fn retrieve(
-        &mut self,
-        namespace: NamespaceId,
-        key: &[u8],
-        _: &Self::Lookup,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<bool> {
+    fn retrieve(&mut self, key: &[u8], _: &Self::Lookup, receive: &mut ReceiveData<'_>) -> Option<bool> {
         let operation = RequestOperation::Retrieve { key: Key::new(key).unwrap(), limit_bytes: u32::MAX };
-        match self.execute_some(namespace, operation)? {
+        match self.execute_some(operation)? {
             RequestOutcome::Value { buffer, offset, bytes } => {
-                receive(octokv_base::DataRef::Borrowed(&buffer[offset..offset + bytes])).then_some(true)
+                give(DataRef::Borrowed(&buffer[offset..offset + bytes]), self.loans, receive);
+                Some(true)
             }
             RequestOutcome::NotFound => Some(false),
             other => panic!("{other:?}"),
@@ -81,22 +95,17 @@ impl DirectBackend for DirectMemory<'_> {
     }
     fn execute(
         &mut self,
-        namespace: NamespaceId,
         key: &[u8],
         _: &Self::Lookup,
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome> {
-        self.execute_some(namespace, request_operation(key, operation))
+        self.execute_some(request_operation(key, operation))
     }
-    fn read_blocks(
-        &mut self,
-        namespace: NamespaceId,
-        range: LbaRange,
-        receive: &mut ReceiveData<'_>,
-    ) -> Option<()> {
-        match self.execute_some(namespace, RequestOperation::Read { range })? {
+    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+        match self.execute_some(RequestOperation::Read { range })? {
             RequestOutcome::Blocks { buffer } => {
-                receive(octokv_base::DataRef::Borrowed(&buffer)).then_some(())
+                give(DataRef::Borrowed(&buffer), self.loans, receive);
+                Some(())
             }
             other => panic!("{other:?}"),
         }

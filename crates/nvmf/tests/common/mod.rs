@@ -107,6 +107,8 @@ pub struct TestHost {
     /// Sent by the host and not consumed by the connection.
     pub unsent: Vec<u8>,
     pub last: Option<ReceiveResult>,
+    /// Data of responses that the direct backend has lent, all so far.
+    pub loans: Vec<Vec<u8>>,
     received: Vec<u8>,
     next_id: u16,
 }
@@ -130,6 +132,7 @@ impl TestHost {
             received_pdus: VecDeque::new(),
             unsent: Vec::new(),
             last: None,
+            loans: Vec::new(),
             received: Vec::new(),
             next_id: 0,
         }
@@ -204,7 +207,7 @@ impl TestHost {
         let send_buffer = self.connection.send_buffer();
         while !send_buffer.is_empty() {
             let mut slices: Vec<IoSlice<'_>> = Vec::new();
-            send_buffer.slices(&mut slices, usize::MAX);
+            send_buffer.slices_with(|data| direct::resolve(&self.loans, data), &mut slices, usize::MAX);
             let bytes: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
             send_buffer.advance(bytes.len());
             self.received.extend(bytes);
