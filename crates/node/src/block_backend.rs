@@ -68,29 +68,33 @@ pub struct BlockBackend {
 struct ByteSpan {
     first_byte: u64,
     bytes: u64,
-    device_block_bytes: u64,
+    /// Binary logarithm of the size of a device block in bytes: each read divides by it.
+    block_log2: u32,
 }
 
 impl ByteSpan {
     /// First device block.
     fn first_block(self) -> u64 {
-        self.first_byte / self.device_block_bytes
+        self.first_byte >> self.block_log2
     }
     /// One past the last device block.
     fn end_block(self) -> u64 {
-        (self.first_byte + self.bytes).div_ceil(self.device_block_bytes)
+        (self.first_byte + self.bytes + self.block_mask()) >> self.block_log2
+    }
+    /// The bits of an offset within a device block.
+    fn block_mask(self) -> u64 {
+        (1 << self.block_log2) - 1
     }
     /// Offset of the range in its first device block, in bytes.
     fn offset_in_block(self) -> usize {
-        (self.first_byte % self.device_block_bytes) as usize
+        (self.first_byte & self.block_mask()) as usize
     }
     /// Size of all its device blocks, in bytes.
     fn aligned_bytes(self) -> usize {
-        ((self.end_block() - self.first_block()) * self.device_block_bytes) as usize
+        ((self.end_block() - self.first_block()) << self.block_log2) as usize
     }
     fn is_aligned(self) -> bool {
-        self.first_byte.is_multiple_of(self.device_block_bytes)
-            && self.bytes.is_multiple_of(self.device_block_bytes)
+        (self.first_byte | self.bytes) & self.block_mask() == 0
     }
     /// Splits the range into chunks of at most `bytes_max` bytes, in ascending order.
     fn chunks(self, bytes_max: u64) -> impl Iterator<Item = ByteSpan> {
@@ -130,8 +134,8 @@ impl BlockBackend {
     }
 
     fn span(&self, lba: Lba, bytes: u64) -> ByteSpan {
-        let device_block_bytes = u64::from(self.device.geometry().block_bytes);
-        ByteSpan { first_byte: lba.0 * u64::from(self.volume.block_bytes), bytes, device_block_bytes }
+        let block_log2 = self.device.geometry().block_bytes.trailing_zeros();
+        ByteSpan { first_byte: lba.0 * u64::from(self.volume.block_bytes), bytes, block_log2 }
     }
 
     fn span_of(&self, range: LbaRange) -> ByteSpan {
@@ -149,12 +153,13 @@ impl BlockBackend {
         Ok(RequestOutcome::Blocks { buffer })
     }
 
-    /// Prefetches blocks that [`BlockBackend::read_in_place`] will probably read. False if it cannot.
+    /// Prefetches the first of the blocks that [`BlockBackend::read_in_place`] will probably read; the processor prefetches the others
+    /// when they are sent. False if they are not in memory.
     pub fn prefetch_in_place(&self, range: LbaRange) -> bool {
         let span = self.span_of(range);
         let is_in_memory = self.device.geometry().volatile;
         if is_in_memory {
-            self.device.prefetch_read(Lba(span.first_block()), span.end_block() - span.first_block());
+            self.device.prefetch_read(Lba(span.first_block()), 1);
         }
         is_in_memory
     }
@@ -279,8 +284,8 @@ impl BlockBackend {
         for &range in ranges {
             let span = self.span_of(range);
             let (mut first, mut end) = (
-                span.first_byte.div_ceil(span.device_block_bytes),
-                (span.first_byte + span.bytes) / span.device_block_bytes,
+                (span.first_byte + span.block_mask()) >> span.block_log2,
+                (span.first_byte + span.bytes) >> span.block_log2,
             );
             if bug_injection::is_injected(InjectedBug::TrimTooMuch) {
                 (first, end) = (span.first_block(), span.end_block());

@@ -147,6 +147,14 @@ impl<R> SendBuffer<R> {
         assert!(count <= self.unsent_bytes, "{count} bytes sent of {}", self.unsent_bytes);
         self.unsent_bytes -= count;
         self.sent_bytes += count as u64;
+        if self.unsent_bytes == 0 {
+            for part in self.parts.drain(..) {
+                if let SendPart::Referenced { source, .. } = part {
+                    release(source);
+                }
+            }
+            return self.reset_staging();
+        }
         while count > 0 {
             let part = self.parts.front_mut().expect("the parts add up to the unsent bytes");
             let (taken, rest) = match part {
@@ -168,9 +176,6 @@ impl<R> SendBuffer<R> {
             {
                 release(source);
             }
-        }
-        if self.unsent_bytes == 0 {
-            self.reset_staging();
         }
     }
 
