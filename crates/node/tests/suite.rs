@@ -1,4 +1,4 @@
-//! A core of a node and whole nodes: fairness, allocations, blocks, linearizability.
+//! Cores of a node and whole nodes: fairness, allocations, blocks, linearizability.
 //! One binary: a second one would compile the node's generic code again.
 
 mod allocations;
@@ -9,4 +9,5 @@ mod peers;
 mod remote_engine;
 #[path = "support/rig.rs"]
 mod rig;
+mod several_cores;
 mod slow_reader;

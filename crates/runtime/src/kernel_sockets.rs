@@ -203,7 +203,7 @@ impl Sockets for KernelSockets {
 
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
         let DetachedSocketKind::Kernel(stream) = socket.0 else {
-            panic!("a simulated socket attached to kernel sockets");
+            panic!("a socket of another driver attached to kernel sockets");
         };
         // The stream was watched on another core a moment before. Adding it fails only if memory or the watch limit
         // is exhausted, and then the process cannot serve any connection.

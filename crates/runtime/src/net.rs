@@ -7,6 +7,7 @@
 //! reused after [`Sockets::close`] or [`Sockets::detach`].
 
 use octokv_base::Nanos;
+use std::any::Any;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 
@@ -53,6 +54,21 @@ pub(crate) enum DetachedSocketKind {
         index: u32,
         generation: u32,
     },
+    /// A stream of a driver outside this crate.
+    Other(Box<dyn Any + Send>),
+}
+
+impl DetachedSocket {
+    /// A stream of a driver outside this crate, such as one in memory.
+    pub fn from_driver(stream: impl Any + Send) -> DetachedSocket {
+        DetachedSocket(DetachedSocketKind::Other(Box::new(stream)))
+    }
+
+    /// The stream given to [`DetachedSocket::from_driver`]; `None` if it has another type, or the socket another driver.
+    pub fn into_stream<T: Any>(self) -> Option<T> {
+        let DetachedSocketKind::Other(stream) = self.0 else { return None };
+        stream.downcast().ok().map(|stream| *stream)
+    }
 }
 
 /// The sockets of one core.
@@ -94,4 +110,17 @@ pub trait Sockets {
     }
     /// Closes a stream. Bytes that `send` accepted are still transmitted.
     fn close(&mut self, socket: SocketId);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_of_another_driver_is_given_back_as_what_it_was() {
+        assert_eq!(DetachedSocket::from_driver(7_u32).into_stream::<u32>(), Some(7));
+        assert_eq!(DetachedSocket::from_driver(7_u32).into_stream::<u64>(), None);
+        let simulated = DetachedSocket(DetachedSocketKind::Simulated { index: 7, generation: 0 });
+        assert_eq!(simulated.into_stream::<u32>(), None);
+    }
 }

@@ -5,12 +5,18 @@
 //!   Session ──commands──▶ stream ──▶ reactor ─▶ target ─▶ engine ─▶ MemoryDevice    a batch is recorded once …
 //!                 bytes ──▶ stream ──▶ the same, responses discarded                  … and replayed many times
 //! ```
-//! Time is a counter that grows by 10 µs with each iteration.
+//! Time is a counter that grows by 10 µs with each iteration, unless the configuration asks for the clock.
+//!
+//! A [`RigNode`] may have several cores, each a [`ReactorRig`] on a thread of its own. They share what the cores of a node
+//! share in production; each has its own host. Hosts connect one after the other, so that the node's rotation gives the I/O
+//! queue of each to the core on its thread.
 
 #![allow(dead_code, reason = "each of its users has a part of it")]
 
 #[path = "rig_device.rs"]
 mod rig_device;
+#[path = "rig_sockets.rs"]
+mod rig_sockets;
 
 use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
@@ -19,22 +25,19 @@ use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
 use octokv_node::{
-    ControlQueue, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice, SimulatedCosts,
-    namespace_info,
+    ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
+    SimulatedCosts, namespace_info,
 };
 use octokv_nvmf::{LbaRange, NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
-use octokv_runtime::{
-    CoreWaker, CpuTime, DetachedSocket, DeviceHandle, ListenerId, ReactorHandle, ReceiveStatus, SendStatus,
-    SocketId, Sockets, Stage, block_on, mesh,
-};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, Mailbox, ReactorHandle, block_on, mesh};
+use octokv_sys::clock;
+use parking_lot::Mutex;
 pub use rig_device::TestCosts;
 use rig_device::{DeferredQueue, RigDevice};
-use std::cell::RefCell;
-use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use rig_sockets::{SharedConnection, TestNetwork, TestSockets};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 /// The namespace of blocks, beside namespace 1 of keys and values.
@@ -42,42 +45,17 @@ pub const BLOCK_NAMESPACE: NamespaceId = NamespaceId(2);
 const BLOCK_NAMESPACE_BLOCK_BYTES: u32 = 512;
 const BLOCK_NAMESPACE_BYTES: u64 = 8 << 20;
 const DEVICE_DEPTH: usize = 128;
+/// Messages from one core to another.
+const MAILBOX_CAPACITY: usize = 4;
 const ITERATION: Nanos = Nanos::from_micros(10);
 /// Iterations within which every request must end.
 const ITERATIONS_MAX: usize = 10_000;
-
-/// Bytes in transit in one direction.
-#[derive(Default)]
-struct ByteStream {
-    bytes: Vec<u8>,
-    taken: usize,
-}
-
-impl ByteStream {
-    fn put(&mut self, bytes: &[u8]) {
-        if self.taken == self.bytes.len() {
-            self.bytes.clear();
-            self.taken = 0;
-        }
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    fn take(&mut self, into: &mut [u8]) -> usize {
-        let count = into.len().min(self.bytes.len() - self.taken);
-        into[..count].copy_from_slice(&self.bytes[self.taken..self.taken + count]);
-        self.taken += count;
-        count
-    }
-}
-
-/// One connection.
-#[derive(Default)]
-struct TestConnection {
-    to_node: ByteStream,
-    to_host: ByteStream,
-    /// If set, responses are discarded and their bytes counted here.
-    discarded_bytes: Option<u64>,
-}
+/// Iterations of a core within which the hosts of the others connect: seconds.
+const WAITING_ITERATIONS_MAX: usize = 50_000_000;
+/// A host of a rig sends no Keep Alive while its commands are replayed.
+const KEEP_ALIVE: Nanos = Nanos::from_secs(3_600);
+/// A command's PDU header and SQE, before the data in its capsule.
+const COMMAND_HEAD_BYTES: usize = 72;
 
 /// What a rig is made of.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +73,8 @@ pub struct RigConfig {
     pub depth: u16,
     /// Simulated costs of the core's work.
     pub costs: TestCosts,
+    /// Whether cores have the clock and measure their time, as in production.
+    pub has_clock: bool,
 }
 
 impl RigConfig {
@@ -107,98 +87,177 @@ impl RigConfig {
             namespace: NamespaceId(1),
             depth,
             costs: TestCosts::default(),
+            has_clock: false,
         }
     }
+
+    /// The handle of a core.
+    fn new_handle(&self, core_waker: &Arc<CoreWaker>) -> ReactorHandle {
+        let queue = DeferredQueue::new(if self.is_deferred { self.device_bytes as usize } else { 0 });
+        let devices = DeviceHandle::new(Box::new(queue), DEVICE_DEPTH);
+        let cpu_time = if self.has_clock { CpuTime::measured() } else { CpuTime::simulated() };
+        ReactorHandle::new(Arc::clone(core_waker), devices, cpu_time)
+    }
+
+    /// The time after an iteration that began at `before`.
+    fn next_time(&self, before: Nanos) -> Nanos {
+        if self.has_clock { clock::now() } else { before + ITERATION }
+    }
 }
 
-#[derive(Default)]
-struct TestNetwork {
-    connections: Vec<TestConnection>,
-    accepted: usize,
+/// What the cores of a node share.
+pub struct RigNode {
+    config: RigConfig,
+    network: Arc<TestNetwork>,
+    core_wakers: Vec<Arc<CoreWaker>>,
+    /// By core, until it takes its own.
+    mailboxes: Mutex<Vec<Option<Mailbox<CoreMessage>>>>,
+    monitor: Arc<Monitor>,
+    target: Arc<Target>,
+    kv_device: RigDevice,
+    kv_volume: AnyVolume,
+    block_device: RigDevice,
+    block_volume: Arc<BlockVolume>,
+    /// Cores whose host is connected.
+    connected: AtomicUsize,
 }
 
-/// One side of all connections.
-pub struct TestSockets {
-    network: Rc<RefCell<TestNetwork>>,
-    is_node: bool,
-    /// On the node's side: the core's clock, and the costs.
-    accounting: Option<(ReactorHandle, TestCosts)>,
-}
+impl RigNode {
+    /// A node of `cores` cores with an empty volume in memory.
+    pub fn new(config: RigConfig, cores: usize) -> RigNode {
+        assert!(!config.is_deferred, "a deferred device belongs to one core");
+        let core_wakers: Vec<_> = (0..cores).map(|_| CoreWaker::without_eventfd()).collect();
+        let opener = config.new_handle(&CoreWaker::without_eventfd());
+        RigNode::with_opener(config, core_wakers, &opener)
+    }
 
-impl TestSockets {
-    fn charge_call(&self) {
-        if let Some((handle, costs)) = &self.accounting {
-            handle.cpu_time().advance_simulated(Stage::Target, costs.call);
+    /// The same, with the device of `opener`.
+    fn with_opener(config: RigConfig, core_wakers: Vec<Arc<CoreWaker>>, opener: &ReactorHandle) -> RigNode {
+        let RigConfig { device_bytes, block_bytes, is_deferred, costs, .. } = config;
+        let memory = |bytes, block_bytes| RigDevice::Memory {
+            disk: RamDisk::new(bytes, block_bytes).expect("memory"),
+            costs,
+        };
+        let kv_device = match is_deferred {
+            true => RigDevice::Deferred(Geometry {
+                block_bytes,
+                blocks: device_bytes / u64::from(block_bytes),
+                volatile: false,
+            }),
+            false => memory(device_bytes, block_bytes),
+        };
+        let device = kv_device.open_for_core(opener).expect("it opens");
+        let kv_volume = block_on(open_volume(device, core_wakers.len()), || {
+            opener.devices().poll();
+        });
+        let block_volume = BlockVolume::new(BLOCK_NAMESPACE_BLOCK_BYTES, BLOCK_NAMESPACE_BYTES);
+        let block_info = NamespaceInfo {
+            id: BLOCK_NAMESPACE,
+            nguid: [2; 16],
+            size_bytes: block_volume.size_bytes(),
+            used_bytes: Arc::new(AtomicU64::new(block_volume.size_bytes())),
+            kind: NamespaceKind::Block { block_bytes: BLOCK_NAMESPACE_BLOCK_BYTES },
+            ana_group: 1,
+        };
+        let namespaces = vec![namespace_info(&kv_volume, 1024), block_info];
+        let clock = if config.has_clock { clock::now } else { || Nanos::ZERO };
+        let monitor = Monitor::new(core_wakers.len(), octokv_sched::SchedConfig::default(), clock);
+        RigNode {
+            config,
+            network: Arc::default(),
+            mailboxes: Mutex::new(mesh(&core_wakers, MAILBOX_CAPACITY).into_iter().map(Some).collect()),
+            core_wakers,
+            monitor: Arc::new(monitor.expect("the defaults are valid")),
+            target: Target::new(SubsystemConfig::new(NQN), namespaces),
+            kv_device,
+            kv_volume,
+            block_device: memory(BLOCK_NAMESPACE_BYTES, BLOCK_NAMESPACE_BLOCK_BYTES),
+            block_volume,
+            connected: AtomicUsize::new(0),
         }
     }
-}
 
-impl Sockets for TestSockets {
-    fn listen(&mut self, at: SocketAddr) -> io::Result<(ListenerId, SocketAddr)> {
-        Ok((ListenerId(0), at))
-    }
-    fn accept(&mut self, _: ListenerId) -> Option<(SocketId, SocketAddr)> {
-        let mut network = self.network.borrow_mut();
-        let index = network.accepted;
-        (index < network.connections.len()).then(|| {
-            network.accepted += 1;
-            (SocketId(index as u32), "127.0.0.1:50000".parse().expect("an address"))
-        })
-    }
-    fn connect(&mut self, _: SocketAddr) -> io::Result<SocketId> {
-        let mut network = self.network.borrow_mut();
-        network.connections.push(TestConnection::default());
-        Ok(SocketId(network.connections.len() as u32 - 1))
-    }
-    fn detach(&mut self, _: SocketId) -> Option<DetachedSocket> {
-        None
-    }
-    fn attach(&mut self, _: DetachedSocket) -> SocketId {
-        unreachable!("there is one core")
-    }
-    fn receive(&mut self, socket: SocketId, into: &mut [u8]) -> ReceiveStatus {
-        let connection = &mut self.network.borrow_mut().connections[socket.0 as usize];
-        let stream = if self.is_node { &mut connection.to_node } else { &mut connection.to_host };
-        match stream.take(into) {
-            0 => ReceiveStatus::WouldBlock,
-            count => {
-                self.charge_call();
-                ReceiveStatus::Bytes(count)
+    /// Runs a core until the hosts of so many cores are connected.
+    fn run_until_connected(&self, cores: usize, mut run_core: impl FnMut()) {
+        for _ in 0..WAITING_ITERATIONS_MAX {
+            if self.connected.load(Ordering::Acquire) >= cores {
+                return;
             }
+            run_core();
         }
+        panic!("the hosts of other cores do not connect");
     }
-    fn send(&mut self, socket: SocketId, slices: &[IoSlice<'_>]) -> SendStatus {
-        let connection = &mut self.network.borrow_mut().connections[socket.0 as usize];
-        let bytes = slices.iter().map(|slice| slice.len()).sum();
-        self.charge_call();
-        match &mut connection.discarded_bytes {
-            Some(unread) if self.is_node => *unread += bytes as u64,
-            _ => {
-                let stream = if self.is_node { &mut connection.to_host } else { &mut connection.to_node };
-                slices.iter().for_each(|slice| stream.put(slice));
-            }
-        }
-        SendStatus::Bytes(bytes)
+
+    /// Core `index`, without connections.
+    fn build_core(&self, index: usize, handle: ReactorHandle) -> NodeCore<TestSockets, RigDevice> {
+        let mailbox = self.mailboxes.lock()[index].take().expect("each core is built once");
+        let parts = CoreParts {
+            index,
+            sockets: TestSockets::of_core(&self.network, &handle, self.config.costs),
+            listen: &["127.0.0.1:4420".parse().expect("an address")],
+            mailbox,
+            control_queue: ControlQueue::new(handle.core_waker()),
+            handle,
+            target: Arc::clone(&self.target),
+            monitor: Arc::clone(&self.monitor),
+            buffer_bytes: 64 << 20,
+            requests_max: 1024,
+            costs: SimulatedCosts::default(),
+        };
+        let namespaces = [
+            CoreNamespace {
+                id: NamespaceId(1),
+                volume: NamespaceVolume::Kv(self.kv_volume.clone()),
+                device: self.kv_device.clone(),
+            },
+            CoreNamespace {
+                id: BLOCK_NAMESPACE,
+                volume: NamespaceVolume::Block(Arc::clone(&self.block_volume)),
+                device: self.block_device.clone(),
+            },
+        ];
+        NodeCore::new(parts, namespaces).expect("a core in memory")
     }
-    fn ready(&mut self, out: &mut Vec<SocketId>) {
-        let network = self.network.borrow();
-        let count = if self.is_node { network.accepted } else { network.connections.len() };
-        out.extend((0..count as u32).map(SocketId));
-    }
-    fn close(&mut self, _: SocketId) {}
 }
 
 /// One core and its host.
 pub struct ReactorRig {
-    network: Rc<RefCell<TestNetwork>>,
+    config: RigConfig,
+    network: Arc<TestNetwork>,
     core: NodeCore<TestSockets, RigDevice>,
     session: Session<TestSockets>,
+    /// The host's I/O queue.
+    io_queue: SharedConnection,
+    /// Of a batch that [`ReactorRig::begin_replay`] began.
+    batch_response_bytes: u64,
     /// The core's handle.
     handle: ReactorHandle,
     now: Nanos,
     monitor: Arc<Monitor>,
     /// Buffer size that the host offers for a Retrieve, in bytes.
     pub read_bytes_max: u32,
+}
+
+/// Commands of some batches that differ in their heads only, such as their keys.
+pub struct RecordedBatches {
+    /// A whole batch.
+    batch: Vec<u8>,
+    /// The heads of all batches, one after the other.
+    heads: Vec<u8>,
+    /// Commands of a batch.
+    depth: usize,
+}
+
+impl RecordedBatches {
+    /// The number of batches.
+    pub fn len(&self) -> usize {
+        self.heads.len() / (self.depth * COMMAND_HEAD_BYTES)
+    }
+
+    fn heads_of(&self, batch: usize) -> &[u8] {
+        let bytes = self.depth * COMMAND_HEAD_BYTES;
+        &self.heads[batch * bytes..][..bytes]
+    }
 }
 
 impl ReactorRig {
@@ -213,38 +272,66 @@ impl ReactorRig {
     }
 
     /// A node of one core and a connected host.
-    pub fn with_config(rig_config: RigConfig) -> ReactorRig {
-        let RigConfig { device_bytes, is_deferred, namespace, depth, costs, .. } = rig_config;
-        let network: Rc<RefCell<TestNetwork>> = Rc::default();
-        let queue = DeferredQueue::new(if is_deferred { device_bytes as usize } else { 0 });
-        let devices = DeviceHandle::new(Box::new(queue), DEVICE_DEPTH);
-        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
-        let sockets = |handle: Option<(ReactorHandle, TestCosts)>| TestSockets {
-            network: Rc::clone(&network),
-            is_node: handle.is_some(),
-            accounting: handle,
+    pub fn with_config(config: RigConfig) -> ReactorRig {
+        let core_waker = CoreWaker::without_eventfd();
+        let handle = config.new_handle(&core_waker);
+        let node = RigNode::with_opener(config, vec![core_waker], &handle);
+        ReactorRig::connect(&node, 0, handle)
+    }
+
+    /// Core `index` of a node, and a connected host. Runs the core until the hosts of all cores are connected: REQUIRES that
+    /// every core of the node is made meanwhile, each on a thread of its own.
+    ///
+    /// # Panics
+    /// A host cannot connect, or the node gives its I/O queue to another core.
+    pub fn on_core(node: &RigNode, index: usize) -> ReactorRig {
+        let handle = node.config.new_handle(&node.core_wakers[index]);
+        ReactorRig::connect(node, index, handle)
+    }
+
+    fn connect(node: &RigNode, index: usize, handle: ReactorHandle) -> ReactorRig {
+        let RigConfig { namespace, depth, has_clock, .. } = node.config;
+        let mut core = node.build_core(index, handle.clone());
+        let mut now = if has_clock { clock::now() } else { Nanos::from_secs(1) };
+        let mut run_core = |now: &mut Nanos| {
+            *now = node.config.next_time(*now);
+            core.run_iteration(*now);
         };
-        let monitor = Monitor::new(1, octokv_sched::SchedConfig::default(), || Nanos::ZERO);
-        let monitor = Arc::new(monitor.expect("the defaults are valid"));
-        let node_sockets = sockets(Some((handle.clone(), costs)));
-        let core = build_core(rig_config, node_sockets, handle.clone(), Arc::clone(&monitor));
+        node.run_until_connected(index, || run_core(&mut now));
         let config = ClientConfig {
             namespace,
             queue_depth: depth,
             reconnect: Reconnect::Never,
+            keep_alive: KEEP_ALIVE,
             ..ClientConfig::default()
         };
         let address = "127.0.0.1:4420".parse().expect("an address");
-        let now = Nanos::from_secs(1);
-        let session = Session::new(sockets(None), address, config, now);
-        let mut rig = ReactorRig { network, core, session, handle, now, monitor, read_bytes_max: 64 << 10 };
-        for _ in 0..ITERATIONS_MAX {
-            if rig.session.is_live() {
-                return rig;
-            }
-            rig.run_iteration();
+        let mut session = Session::new(TestSockets::of_host(&node.network), address, config, now);
+        // The first core, whose thread may have to share a processor with this one, has its part in it.
+        let mut iterations = 0..WAITING_ITERATIONS_MAX;
+        while !session.is_live() {
+            run_core(&mut now);
+            session.poll(now, |_, response| panic!("no command was submitted: {response:?}"));
+            let is_late = iterations.next().is_none();
+            assert!(!is_late && session.ended().is_none(), "no connection: {:?}", session.ended());
         }
-        panic!("no connection: {:?}", rig.session.ended());
+        let io_queue = node.network.connection(node.network.len() - 1);
+        node.connected.store(index + 1, Ordering::Release);
+        node.run_until_connected(node.core_wakers.len(), || run_core(&mut now));
+        assert!(core.sockets().has(&io_queue), "core {index} has the I/O queue of its host");
+        let (config, network, monitor) = (node.config, Arc::clone(&node.network), Arc::clone(&node.monitor));
+        ReactorRig {
+            config,
+            network,
+            core,
+            session,
+            io_queue,
+            batch_response_bytes: 0,
+            handle,
+            now,
+            monitor,
+            read_bytes_max: 64 << 10,
+        }
     }
 
     /// Lets `policy` take effect: one idle interval ends, and the next one is long.
@@ -257,12 +344,12 @@ impl ReactorRig {
         set(Nanos::from_millis(10));
         let intervals_before = self.monitor.interval_count();
         while self.monitor.interval_count() < intervals_before + 2 {
-            self.now = self.now + ITERATION;
+            self.now = self.config.next_time(self.now);
             self.core.run_iteration(self.now);
         }
         set(Nanos::from_secs(60));
         while self.monitor.interval_count() < intervals_before + 3 {
-            self.now = self.now + ITERATION;
+            self.now = self.config.next_time(self.now);
             self.core.run_iteration(self.now);
         }
     }
@@ -271,7 +358,7 @@ impl ReactorRig {
     pub fn pass_time(&mut self, time: Nanos) {
         let end = self.now + time;
         while self.now < end {
-            self.now = self.now + ITERATION;
+            self.now = self.config.next_time(self.now);
             self.core.run_iteration(self.now);
         }
     }
@@ -281,16 +368,14 @@ impl ReactorRig {
         let config =
             ClientConfig { queue_depth: 128, reconnect: Reconnect::Never, ..ClientConfig::default() };
         let address = "127.0.0.1:4420".parse().expect("an address");
-        let ends = TestSockets { network: Rc::clone(&self.network), is_node: false, accounting: None };
-        let mut session = Session::new(ends, address, config, self.now);
+        let mut session = Session::new(TestSockets::of_host(&self.network), address, config, self.now);
         for _ in 0..ITERATIONS_MAX {
-            self.now = self.now + ITERATION;
+            self.now = self.config.next_time(self.now);
             session.poll(self.now, |_, _| ());
             self.core.run_iteration(self.now);
             if session.is_live() {
-                let mut network = self.network.borrow_mut();
-                let index = network.connections.len() - 1;
-                network.connections[index].discarded_bytes = Some(0);
+                let index = self.network.len() - 1;
+                self.network.connection(index).lock().discarded_bytes = Some(0);
                 return index;
             }
         }
@@ -299,23 +384,21 @@ impl ReactorRig {
 
     /// Queues bytes to the node on connection `index`.
     pub fn send_bytes(&mut self, connection: usize, bytes: &[u8]) {
-        self.network.borrow_mut().connections[connection].to_node.put(bytes);
+        self.network.connection(connection).lock().to_node.put(bytes);
     }
 
     /// Bytes to the node not yet received, and bytes of responses discarded so far.
     pub fn pending_and_received_bytes(&self, connection: usize) -> (usize, u64) {
-        let connection = &self.network.borrow().connections[connection];
-        (
-            connection.to_node.bytes.len() - connection.to_node.taken,
-            connection.discarded_bytes.expect("only for a host of add_host"),
-        )
+        let connection = self.network.connection(connection);
+        let connection = connection.lock();
+        (connection.to_node.pending().len(), connection.discarded_bytes.expect("only for a host of add_host"))
     }
 
     /// Runs one iteration of the core and returns its simulated duration.
     pub fn run_core_iteration(&mut self) -> Nanos {
         self.handle.cpu_time().take_simulated();
         self.core.run_iteration(self.now);
-        self.now = self.now + ITERATION;
+        self.now = self.config.next_time(self.now);
         self.handle.cpu_time().take_simulated()
     }
 
@@ -326,13 +409,13 @@ impl ReactorRig {
     pub fn run_until_idle(&mut self) {
         let mut iterations = 0..ITERATIONS_MAX;
         while self.core.run_iteration(self.now) {
-            self.now = self.now + ITERATION;
+            self.now = self.config.next_time(self.now);
             iterations.next().expect("the core becomes idle");
         }
     }
 
     fn run_iteration(&mut self) -> (bool, usize) {
-        self.now = self.now + ITERATION;
+        self.now = self.config.next_time(self.now);
         let mut responses = 0;
         let session_worked = self.session.poll(self.now, |_, response| {
             assert!(
@@ -377,10 +460,7 @@ impl ReactorRig {
         let before = self.session.in_flight();
         self.session.poll(self.now, |_, _| ());
         assert_eq!(self.session.in_flight(), before);
-        let network = self.network.borrow();
-        let stream = &network.connections.last().expect("an I/O queue").to_node;
-        let bytes = stream.bytes[stream.taken..].to_vec();
-        drop(network);
+        let bytes = self.io_queue.lock().to_node.pending().to_vec();
         let mut completed = 0;
         for _ in 0..ITERATIONS_MAX {
             completed += self.run_iteration().1;
@@ -396,12 +476,12 @@ impl ReactorRig {
     /// # Panics
     /// The core does not become idle.
     pub fn replay(&mut self, batch: &[u8], rounds: usize) -> u64 {
-        self.network.borrow_mut().connections.last_mut().expect("an I/O queue").discarded_bytes = Some(0);
+        self.io_queue.lock().discarded_bytes = Some(0);
         for _ in 0..rounds {
-            self.network.borrow_mut().connections.last_mut().expect("an I/O queue").to_node.put(batch);
+            self.io_queue.lock().to_node.put(batch);
             let mut iterations = 0;
             loop {
-                self.now = self.now + ITERATION;
+                self.now = self.config.next_time(self.now);
                 let busy = self.core.run_iteration(self.now);
                 if !busy && self.core.requests() == 0 {
                     break;
@@ -410,78 +490,64 @@ impl ReactorRig {
                 assert!(iterations < ITERATIONS_MAX, "the core does not become idle");
             }
         }
-        self.network
-            .borrow()
-            .connections
-            .last()
-            .and_then(|connection| connection.discarded_bytes)
-            .expect("set above")
+        self.io_queue.lock().discarded_bytes.expect("set above")
+    }
+
+    /// Stores or retrieves these keys, `depth` at a time, and returns the commands.
+    ///
+    /// # Panics
+    /// The keys are no multiple of the queue depth, or a command fails.
+    pub fn record_batches(&mut self, keys: &[Key], store: Option<&[u8]>) -> RecordedBatches {
+        let depth = usize::from(self.config.depth);
+        let batch = self.record_batch(&keys[..depth], store);
+        let command_bytes = batch.len() / depth;
+        let mut heads = Vec::with_capacity(keys.len() * COMMAND_HEAD_BYTES);
+        for keys in keys.chunks(depth) {
+            let recorded = self.record_batch(keys, store);
+            assert_eq!(recorded.len(), batch.len(), "whole batches of the same commands");
+            for (command, first) in recorded.chunks(command_bytes).zip(batch.chunks(command_bytes)) {
+                let (head, data) = command.split_at(COMMAND_HEAD_BYTES);
+                heads.extend_from_slice(head);
+                assert_eq!(data, &first[COMMAND_HEAD_BYTES..], "the same data");
+            }
+        }
+        RecordedBatches { batch, heads, depth }
+    }
+
+    /// Begins to replay recorded batches: puts the first one's data into the connection.
+    pub fn begin_replay(&mut self, recorded: &RecordedBatches) {
+        self.batch_response_bytes = self.replay(&recorded.batch, 1);
+    }
+
+    /// Replays one batch, until all responses are sent. REQUIRES: [`ReactorRig::begin_replay`] of the same batches.
+    ///
+    /// # Panics
+    /// A command fails, or the core does not execute it.
+    pub fn replay_next(&mut self, recorded: &RecordedBatches, batch: usize) {
+        let mut connection = self.io_queue.lock();
+        connection.to_node.put_heads(recorded.heads_of(batch), COMMAND_HEAD_BYTES);
+        connection.discarded_bytes = Some(0);
+        drop(connection);
+        for _ in 0..ITERATIONS_MAX {
+            self.now = self.config.next_time(self.now);
+            self.core.run_iteration(self.now);
+            // A failure has no data, and is shorter.
+            let sent_bytes = self.io_queue.lock().discarded_bytes.expect("set above");
+            if sent_bytes >= self.batch_response_bytes {
+                assert_eq!(sent_bytes, self.batch_response_bytes, "one response for each command");
+                return;
+            }
+        }
+        panic!("the core does not answer every command");
     }
 }
 
-async fn open_volume(device: Rc<dyn Device>) -> AnyVolume {
+async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
     let (devices, pool) = ([device], BufferPool::new(64 << 20));
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     AnyVolume::format(&devices, &format).await.expect("it fits");
-    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let config = OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0 };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
-}
-
-fn build_core(
-    rig_config: RigConfig,
-    sockets: TestSockets,
-    handle: ReactorHandle,
-    monitor: Arc<Monitor>,
-) -> NodeCore<TestSockets, RigDevice> {
-    let RigConfig { device_bytes, block_bytes, is_deferred, costs, .. } = rig_config;
-    let kv_device = match is_deferred {
-        true => RigDevice::Deferred(Geometry {
-            block_bytes,
-            blocks: device_bytes / u64::from(block_bytes),
-            volatile: false,
-        }),
-        false => RigDevice::Memory { disk: RamDisk::new(device_bytes, block_bytes).expect("memory"), costs },
-    };
-    let volume = block_on(open_volume(kv_device.open_for_core(&handle).expect("it opens")), || {
-        handle.devices().poll();
-    });
-    let block_volume = BlockVolume::new(BLOCK_NAMESPACE_BLOCK_BYTES, BLOCK_NAMESPACE_BYTES);
-    let block_device = RigDevice::Memory {
-        disk: RamDisk::new(BLOCK_NAMESPACE_BYTES, BLOCK_NAMESPACE_BLOCK_BYTES).expect("memory"),
-        costs,
-    };
-    let block_info = NamespaceInfo {
-        id: BLOCK_NAMESPACE,
-        nguid: [2; 16],
-        size_bytes: block_volume.size_bytes(),
-        used_bytes: Arc::new(AtomicU64::new(block_volume.size_bytes())),
-        kind: NamespaceKind::Block { block_bytes: BLOCK_NAMESPACE_BLOCK_BYTES },
-        ana_group: 1,
-    };
-    let target = Target::new(SubsystemConfig::new(NQN), vec![namespace_info(&volume, 1024), block_info]);
-    let core_waker = Arc::clone(handle.core_waker());
-    let parts = CoreParts {
-        index: 0,
-        sockets,
-        listen: &["127.0.0.1:4420".parse().expect("an address")],
-        mailbox: mesh(&[CoreWaker::without_eventfd()], 4).remove(0),
-        control_queue: ControlQueue::new(&core_waker),
-        handle,
-        target,
-        monitor,
-        buffer_bytes: 64 << 20,
-        requests_max: 1024,
-        costs: SimulatedCosts::default(),
-    };
-    let namespaces = [
-        CoreNamespace { id: NamespaceId(1), volume: NamespaceVolume::Kv(volume), device: kv_device },
-        CoreNamespace {
-            id: BLOCK_NAMESPACE,
-            volume: NamespaceVolume::Block(block_volume),
-            device: block_device,
-        },
-    ];
-    NodeCore::new(parts, namespaces).expect("a core in memory")
 }
 
 /// `count` keys of 16 bytes.

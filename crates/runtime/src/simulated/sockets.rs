@@ -73,7 +73,7 @@ impl Sockets for SimSockets {
 
     fn attach(&mut self, socket: DetachedSocket) -> SocketId {
         let DetachedSocketKind::Simulated { index, generation } = socket.0 else {
-            panic!("a kernel socket attached to simulated sockets");
+            panic!("a socket of another driver attached to simulated sockets");
         };
         self.insert(StreamEnd { index, generation })
     }
