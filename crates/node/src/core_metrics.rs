@@ -62,7 +62,9 @@ struct SharedTenantMetrics {
     charged_ns: Counter,
 }
 
-/// Counters of one core.
+/// Counters of one core, in cache lines of their own: cores that write beside each other would take the line from each other
+/// several times per group of requests.
+#[repr(align(64))]
 pub struct SharedCoreMetrics {
     cpu_time: OnceLock<CpuTimeReader>,
     /// Time it worked for any tenant.

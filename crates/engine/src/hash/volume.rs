@@ -26,8 +26,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Shards of the key locks: cores that write different keys rarely contend.
 const KEY_LOCK_SHARDS: usize = 64;
 
-/// One partition of the index.
+/// One partition of the index, in a cache line of its own: cores write the locks of two partitions at a time.
 #[derive(Default)]
+#[repr(align(64))]
 pub struct IndexPartition {
     pub(super) state: Mutex<PartitionState>,
 }
@@ -39,6 +40,12 @@ pub struct PartitionState {
     /// The number of the last journal entry applied.
     pub(super) applied_through: u64,
 }
+
+const _: () = assert!(size_of::<IndexPartition>() == 64, "a prefetch of the header is one line");
+
+/// In a cache line of its own, since all cores read the fields beside it for every request.
+#[repr(align(64))]
+struct NextSequence(AtomicU64);
 
 /// An open volume.
 pub struct HashVolume {
@@ -53,7 +60,7 @@ pub struct HashVolume {
     pub(super) space: SpaceAllocator,
     pub(super) epochs: Epochs,
     pub(super) commits: CommitQueue<IndexChange>,
-    next_sequence: AtomicU64,
+    next_sequence: NextSequence,
     /// Cores among which keys have owners ([`HashVolume::assign_owner_cores`]); 0 if any core may run any operation.
     owner_cores: AtomicUsize,
     used_bytes: Arc<AtomicU64>,
@@ -100,7 +107,7 @@ impl HashVolume {
                     record_units: superblock.data_units,
                 },
             ),
-            next_sequence: AtomicU64::new(u64::from(superblock.incarnation) << 40),
+            next_sequence: NextSequence(AtomicU64::new(u64::from(superblock.incarnation) << 40)),
             owner_cores: AtomicUsize::new(0),
             used_bytes: Arc::new(AtomicU64::new(used)),
             checkpoints: AtomicU64::new(0),
@@ -142,7 +149,7 @@ impl HashVolume {
     }
     /// Takes `count` sequence numbers of records, and gives the first.
     pub(super) fn take_sequences(&self, count: u64) -> u64 {
-        self.next_sequence.fetch_add(count, Ordering::Relaxed)
+        self.next_sequence.0.fetch_add(count, Ordering::Relaxed)
     }
     pub(super) fn layout(&self) -> &HashSuperblock {
         &self.layout
