@@ -6,12 +6,14 @@
 //! - [`file`](mod@file): a regular file or a raw block device, through a core's device queue.
 //! - [`ssd_model`]: a simulated SSD over any device: operations take as long as on a real drive.
 //! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors and delays.
+//! - [`late_memory`]: memory whose writes another core can see before they are done.
 //! - [`power_loss`]: a disk for tests that can lose power at any write or flush. (The simulator's disks are those of
 //!   `octokv_runtime::simulated`.) [`disk_image`]: its contents, of which a copy is cheap.
 
 pub mod disk_image;
 pub mod fault_injection;
 pub mod file;
+pub mod late_memory;
 pub mod memory;
 pub mod power_loss;
 pub mod ssd_model;

@@ -3,10 +3,9 @@
 #![allow(clippy::disallowed_methods, reason = "the test's own threads contend for the same keys")]
 
 use crate::common::{HashFixture, pool, volatile_engine};
-use octokv_base::{
-    Buffer, BufferPool, DataRef, Key, Lba, Prng, Received, RecordLayout, RingRange, UnixTime, Version,
-};
-use octokv_device::{Device, DeviceFuture, HeldBytes, MemoryDevice, RamDisk};
+use octokv_base::{BufferPool, DataRef, Key, Prng, Received, RecordLayout, RingRange, UnixTime, Version};
+use octokv_device::late_memory::LateMemory;
+use octokv_device::{Device, HeldBytes, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{
     EngineFixture, concurrent, key_of, operation_of, record_of, sequential, value_of,
 };
@@ -350,34 +349,6 @@ fn threads_that_write_both_ways_lose_nothing_and_tear_nothing() {
     assert!(free_bytes / 512 - units <= 2, "{units} units were free, of {free_bytes} B");
 }
 
-/// Memory of which a write lasts until its future is polled twice, as a copy does that another core sees half done.
-struct LateMemory(Rc<MemoryDevice>);
-
-impl Device for LateMemory {
-    fn geometry(&self) -> octokv_device::Geometry {
-        self.0.geometry()
-    }
-    fn name(&self) -> &str {
-        "late memory"
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.0.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let memory = Rc::clone(&self.0);
-        DeviceFuture::boxed(async move {
-            octokv_runtime::yield_now().await;
-            memory.write(at, buffer).await
-        })
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.0.flush()
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.0.trim(at, blocks)
-    }
-}
-
 #[test]
 fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
     let mut fixture = HashFixture::default();
@@ -385,7 +356,7 @@ fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
     let disk = RamDisk::new(1 << 20, 512).unwrap();
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(Arc::clone(&disk)));
     let volume = block_on(open(&device, &pool(), fixture.open_config(), &fixture.format), || ()).unwrap();
-    let late: Rc<dyn Device> = Rc::new(LateMemory(Rc::new(MemoryDevice::new(disk))));
+    let late: Rc<dyn Device> = Rc::new(LateMemory::new(disk));
     let engine = HashEngine::new(Arc::clone(&volume), 0, device, pool());
     let other_core = HashEngine::new(volume, 1, late, pool());
     let [key, first, second] = [1, 2, 3].map(key_of);

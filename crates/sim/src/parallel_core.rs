@@ -8,15 +8,15 @@
 use crate::draw::draw_value_bytes;
 use crate::history::CallId;
 use crate::kv_workload::KvWorkload;
-use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng, Received};
-use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk, ReadInPlace};
+use octokv_base::{BufferPool, Nanos, Prng, Received};
+use octokv_device::late_memory::LateMemory;
+use octokv_device::{Device, RamDisk};
 use octokv_engine::conformance::{record_of, value_of};
 use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_engine::{AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, PutMode, PutOutcome, Volume};
-use octokv_runtime::{ReactorHandle, yield_now};
+use octokv_runtime::ReactorHandle;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl ParallelCore {
         random: Prng,
         handle: ReactorHandle,
     ) -> ParallelCore {
-        let device: Rc<dyn Device> = Rc::new(LateMemory(Rc::new(MemoryDevice::new(Arc::clone(memory)))));
+        let device: Rc<dyn Device> = Rc::new(LateMemory::new(Arc::clone(memory)));
         let engine = Rc::new(volume.engine(core, &[device], BufferPool::new(POOL_BYTES)));
         let (workload, random) = (Rc::clone(workload), RefCell::new(random));
         let late_put_due = Cell::new(Nanos::NEVER);
@@ -213,44 +213,5 @@ impl ParallelCore {
         if let Err(message) = ended {
             workload.progress.fail(message);
         }
-    }
-}
-
-/// Memory whose writes happen when they are polled for the second time.
-struct LateMemory(Rc<MemoryDevice>);
-
-impl Device for LateMemory {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-    fn name(&self) -> &str {
-        "late memory"
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.0.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let memory = Rc::clone(&self.0);
-        DeviceFuture::boxed(async move {
-            yield_now().await;
-            memory.write(at, buffer).await
-        })
-    }
-    fn read_in_place(
-        &self,
-        at: Lba,
-        bytes: usize,
-        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
-        self.0.read_in_place(at, bytes, read)
-    }
-    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
-        self.0.write_in_place(at, bytes, write)
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.0.flush()
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.0.trim(at, blocks)
     }
 }
