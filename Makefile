@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test bench adversary mutants soak fuzz clean
+.PHONY: help demo build test check loom kernel-test bench core-scaling adversary mutants soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -13,6 +13,7 @@ help:
 	@echo 'make loom         model checking of the lock-free code: every interleaving of small cases'
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
 	@echo 'make bench        the figures of docs/BENCHMARKS.md, with baselines on the same disk'
+	@echo 'make core-scaling requests replayed on 1 and 2 cores without the network'
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
 	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
@@ -42,6 +43,9 @@ kernel-test: build
 bench: build
 	scripts/install-test-packages
 	scripts/bench
+
+core-scaling:
+	scripts/core-scaling
 
 adversary:
 	scripts/adversary
