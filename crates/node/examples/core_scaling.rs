@@ -2,9 +2,9 @@
 //! it, through the driver's seam, without the kernel. All cores have one volume in memory.
 //!
 //! Usage: `core_scaling [BYTES [KEYS [CORES [MILLISECONDS [ROUNDS]]]]]`, by default values of 64 bytes, 1,000,000 keys, 2 cores,
-//! 40 ms, 25 rounds. In each
-//! round every core replays alone, one after the other, and then all at once; the scaling factor of a round is the rate of all
-//! over the mean rate of one alone. Processor time is that of the threads: what other processes take is not in it.
+//! 20 ms, 60 rounds. In each round every core replays alone, one after the other, and then all at once; the scaling factor of a
+//! round is the rate of all over the mean rate of one alone. Processor time is that of the threads: what other processes take is
+//! not in it.
 //!
 //! | keys | |
 //! | --- | --- |
@@ -299,7 +299,17 @@ fn trace(share: KeyShare, value_bytes: usize) {
     Bench::new(share, value_bytes, plan, false).run(Bench::trace_core);
 }
 
+/// Ends the process if a core panics: the others would wait for it.
+fn exit_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::exit(101);
+    }));
+}
+
 fn main() {
+    exit_on_panic();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize, default: usize| match arguments.get(at) {
         Some(text) => text.parse().expect(USAGE),
@@ -309,11 +319,11 @@ fn main() {
         let share = SHARES.iter().find(|(_, name)| arguments.get(1).is_some_and(|word| word == name));
         return trace(share.expect(USAGE).0, number(2, 64));
     }
-    let (value_bytes, slice_ms) = (number(0, 64), number(3, 40));
+    let (value_bytes, slice_ms) = (number(0, 64), number(3, 20));
     let plan = Plan {
         cores: number(2, 2),
         slice: Nanos::from_millis(slice_ms as u64),
-        rounds: number(4, 25),
+        rounds: number(4, 60),
         keys: number(1, 1_000_000),
     };
     let Plan { cores, keys, rounds, .. } = plan;

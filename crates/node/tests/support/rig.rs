@@ -50,7 +50,7 @@ const MAILBOX_CAPACITY: usize = 4;
 const ITERATION: Nanos = Nanos::from_micros(10);
 /// Iterations within which every request must end.
 const ITERATIONS_MAX: usize = 10_000;
-/// Iterations of a core within which the hosts of the others connect: seconds.
+/// Iterations of a core within which others on their threads do their part: seconds.
 const WAITING_ITERATIONS_MAX: usize = 50_000_000;
 /// A host of a rig sends no Keep Alive while its commands are replayed.
 const KEEP_ALIVE: Nanos = Nanos::from_secs(3_600);
@@ -462,7 +462,8 @@ impl ReactorRig {
         assert_eq!(self.session.in_flight(), before);
         let bytes = self.io_queue.lock().to_node.pending().to_vec();
         let mut completed = 0;
-        for _ in 0..ITERATIONS_MAX {
+        // Another core may be interrupted while it has what a command waits for.
+        for _ in 0..WAITING_ITERATIONS_MAX {
             completed += self.run_iteration().1;
             if completed == submitted {
                 return bytes;
@@ -528,7 +529,7 @@ impl ReactorRig {
         connection.to_node.put_heads(recorded.heads_of(batch), COMMAND_HEAD_BYTES);
         connection.discarded_bytes = Some(0);
         drop(connection);
-        for _ in 0..ITERATIONS_MAX {
+        for _ in 0..WAITING_ITERATIONS_MAX {
             self.now = self.config.next_time(self.now);
             self.core.run_iteration(self.now);
             // A failure has no data, and is shorter.
