@@ -51,7 +51,7 @@ const ITERATION: Nanos = Nanos::from_micros(10);
 /// Iterations within which every request must end.
 const ITERATIONS_MAX: usize = 10_000;
 /// Iterations of a core within which others on their threads do their part: seconds.
-const WAITING_ITERATIONS_MAX: usize = 50_000_000;
+const WAITING_ITERATIONS_MAX: usize = 10_000_000;
 /// A host of a rig sends no Keep Alive while its commands are replayed.
 const KEEP_ALIVE: Nanos = Nanos::from_secs(3_600);
 /// A command's PDU header and SQE, before the data in its capsule.
