@@ -5,7 +5,7 @@
 //! drop hands it over to this list.
 //!
 //! ```text
-//!   Detachable ──polled to its end──▶ result
+//!   Detachable, DetachableJob ──polled to its end──▶ result
 //!       │ dropped after its first poll
 //!       ▼
 //!   AbandonedOperations ──▶ run ──▶ ended: locks, space and buffers are released; the write happened or did not
@@ -18,8 +18,10 @@ use crate::bug_injection::{self, InjectedBug};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::cell::{Cell, RefCell};
+use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -139,10 +141,116 @@ impl<F: Future + 'static> Drop for Detachable<'_, F> {
     }
 }
 
+/// Runners that a pool keeps for its next operations: at least as many as a core usually has in progress.
+const IDLE_RUNNERS_MAX: usize = 256;
+
+/// The cell through which a runner gets its next operation and gives back the result.
+pub struct RunnerCell<J, R> {
+    job: Cell<Option<J>>,
+    result: Cell<Option<R>>,
+}
+
+impl<J, R> RunnerCell<J, R> {
+    /// Waits for the next operation. REQUIRES: awaited by the runner only, between two operations.
+    pub fn next_job(&self) -> impl Future<Output = J> + '_ {
+        poll_fn(|_| self.job.take().map_or(Poll::Pending, Poll::Ready))
+    }
+
+    /// Ends the operation.
+    pub fn finish(&self, result: R) {
+        self.result.set(Some(result));
+    }
+}
+
+/// A future that executes one operation after another, for ever.
+struct Runner<J, R> {
+    cell: Rc<RunnerCell<J, R>>,
+    future: Pin<Box<dyn Future<Output = Infallible>>>,
+}
+
+impl<J, R> Runner<J, R> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<R> {
+        let Poll::Pending = self.future.as_mut().poll(context);
+        self.cell.result.take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// Operations of one type that continue without their callers, as [`Detachable`], but whose futures are allocated once and
+/// execute one operation after another: the future of a put has kilobytes.
+pub struct RunnerPool<J, R> {
+    make_runner: Box<MakeRunner<J, R>>,
+    /// Runners without an operation; at most [`IDLE_RUNNERS_MAX`].
+    idle: RefCell<Vec<Runner<J, R>>>,
+}
+
+/// Makes the future of a runner, which takes its operations from the cell.
+type MakeRunner<J, R> = dyn Fn(Rc<RunnerCell<J, R>>) -> Pin<Box<dyn Future<Output = Infallible>>>;
+
+impl<J: 'static, R: 'static> RunnerPool<J, R> {
+    /// A pool whose runners `make_runner` makes.
+    pub fn new<F: Future<Output = Infallible> + 'static>(
+        make_runner: impl Fn(Rc<RunnerCell<J, R>>) -> F + 'static,
+    ) -> RunnerPool<J, R> {
+        RunnerPool {
+            make_runner: Box::new(move |cell| Box::pin(make_runner(cell))),
+            idle: RefCell::default(),
+        }
+    }
+
+    /// Begins an operation, which `abandoned` gets if the returned future is dropped before its end. REQUIRES: the caller
+    /// polls it at once, as an operation that was never polled is dropped.
+    pub fn begin<'a>(&'a self, abandoned: &'a AbandonedOperations, job: J) -> DetachableJob<'a, J, R> {
+        let runner = self.idle.borrow_mut().pop().unwrap_or_else(|| {
+            let cell = Rc::new(RunnerCell { job: Cell::new(None), result: Cell::new(None) });
+            Runner { future: (self.make_runner)(Rc::clone(&cell)), cell }
+        });
+        runner.cell.job.set(Some(job));
+        DetachableJob { pool: self, abandoned, runner: Some(runner) }
+    }
+}
+
+/// The future of an operation of a [`RunnerPool`], which may be dropped at any time.
+pub struct DetachableJob<'a, J: 'static, R: 'static> {
+    pool: &'a RunnerPool<J, R>,
+    abandoned: &'a AbandonedOperations,
+    /// `None` once the operation has ended.
+    runner: Option<Runner<J, R>>,
+}
+
+impl<J: 'static, R: 'static> Future for DetachableJob<'_, J, R> {
+    type Output = R;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<R> {
+        let polled = self.runner.as_mut().expect("not polled after its end").poll(context);
+        if polled.is_ready()
+            && let Some(runner) = self.runner.take()
+        {
+            let mut idle = self.pool.idle.borrow_mut();
+            if idle.len() < IDLE_RUNNERS_MAX {
+                idle.push(runner);
+            }
+        }
+        polled
+    }
+}
+
+impl<J: 'static, R: 'static> Drop for DetachableJob<'_, J, R> {
+    fn drop(&mut self) {
+        let Some(mut runner) = self.runner.take() else { return };
+        if let Some(never_begun) = runner.cell.job.take() {
+            return drop(never_begun);
+        }
+        let rest = poll_fn(move |context| runner.poll(context));
+        match bug_injection::is_injected(InjectedBug::LoseAbandoned) {
+            true => std::mem::forget(rest),
+            false => self.abandoned.push(rest),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::rc::Rc;
 
     /// What a test opens; it wakes who waited last.
     #[derive(Default)]

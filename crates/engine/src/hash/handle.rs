@@ -2,12 +2,13 @@
 //!
 //! Reads hold guards and buffers, and a drop releases them. Writes of a durable volume own a key, a reference to the core's
 //! part of the volume and their buffers, so that they continue without their caller
-//! ([`common::abandoned`](crate::common::abandoned)); that costs one allocation. A put on a volatile volume has no journal
-//! batch, and is not allocated: see [`super::engine`].
+//! ([`common::abandoned`](crate::common::abandoned)). The futures of such puts are allocated once and used again. A put on a
+//! volatile volume has no journal batch, and its caller owns it: see [`super::engine`].
 
 use super::engine::HashCore;
 use super::record;
 use super::volume::HashVolume;
+use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::group_commit::write_durability_marker;
 use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink,
@@ -24,13 +25,33 @@ use std::sync::Arc;
 /// becomes read-only.
 pub struct HashEngine {
     pub(super) core: Rc<HashCore>,
+    /// The puts of a durable volume.
+    puts: RunnerPool<PutJob, Result<PutOutcome, EngineError>>,
+}
+
+/// One put of a durable volume.
+struct PutJob {
+    key: Key,
+    value: PutValue,
+    options: PutOptions,
 }
 
 impl HashEngine {
     /// The handle of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other handle of
     /// the volume has the same core.
     pub fn new(volume: Arc<HashVolume>, core: usize, device: Rc<dyn Device>, pool: BufferPool) -> HashEngine {
-        HashEngine { core: Rc::new(HashCore::new(volume, core, device, pool)) }
+        let core = Rc::new(HashCore::new(volume, core, device, pool));
+        let puts_core = Rc::clone(&core);
+        let puts = RunnerPool::new(move |cell: Rc<RunnerCell<PutJob, _>>| {
+            let core = Rc::clone(&puts_core);
+            async move {
+                loop {
+                    let PutJob { key, value, options } = cell.next_job().await;
+                    cell.finish(core.put(&key, value, options).await);
+                }
+            }
+        });
+        HashEngine { core, puts }
     }
 
     /// The state that all cores share.
@@ -76,8 +97,7 @@ impl Engine for HashEngine {
         if self.core.volume.volatile {
             return self.core.put(key, value, options).await;
         }
-        let (core, key) = (Rc::clone(&self.core), key.clone());
-        self.core.abandoned.detachable(async move { core.put(&key, value, options).await }).await
+        self.puts.begin(&self.core.abandoned, PutJob { key: key.clone(), value, options }).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
