@@ -160,17 +160,56 @@ impl CommandSlots {
     /// If either does not hold.
     #[inline]
     pub fn take(&mut self, command_id: u16, state: SlotState) -> u16 {
-        assert!(!self.is_id_in_use(command_id), "command {command_id} is in use");
-        self.used_ids[usize::from(command_id >> 6)] |= 1 << (command_id & 63);
-        let slot = self.free.pop().unwrap_or_else(|| {
-            assert!(self.slots.len() < self.limit, "all {} slots are in use", self.limit);
-            self.slots.push(CommandSlot { command_id: 0, namespace: NO_NAMESPACE, state: SlotState::Free });
-            (self.slots.len() - 1) as u16
-        });
-        self.slots[usize::from(slot)] =
-            CommandSlot { command_id, namespace: NO_NAMESPACE, state: SlotState::Free };
+        let slot = self.take_free(command_id, NO_NAMESPACE);
         self.set_state(slot, state);
         slot
+    }
+
+    /// [`CommandSlots::take`] for a command whose request, of `namespace`, is at the engine from now on.
+    ///
+    /// # Panics
+    /// As there.
+    #[inline]
+    pub fn take_in_flight(&mut self, command_id: u16, namespace: NamespaceId, in_flight: InFlight) -> u16 {
+        let slot = self.take_free(command_id, namespace);
+        self.slots[usize::from(slot)].state = SlotState::InFlight(in_flight);
+        self.count_in_flight(in_flight);
+        slot
+    }
+
+    #[inline]
+    fn take_free(&mut self, command_id: u16, namespace: NamespaceId) -> u16 {
+        let (word, bit) = (usize::from(command_id >> 6), 1 << (command_id & 63));
+        let used = &mut self.used_ids[word];
+        assert!(*used & bit == 0, "command {command_id} is in use");
+        *used |= bit;
+        let slot = match self.free.pop() {
+            Some(slot) => slot,
+            None => self.add_slot(),
+        };
+        let entry = &mut self.slots[usize::from(slot)];
+        assert!(matches!(entry.state, SlotState::Free), "slot {slot} is free and in use");
+        (entry.command_id, entry.namespace) = (command_id, namespace);
+        slot
+    }
+
+    #[cold]
+    fn add_slot(&mut self) -> u16 {
+        assert!(self.slots.len() < self.limit, "all {} slots are in use", self.limit);
+        self.slots.push(CommandSlot { command_id: 0, namespace: NO_NAMESPACE, state: SlotState::Free });
+        (self.slots.len() - 1) as u16
+    }
+
+    #[inline]
+    fn count_in_flight(&mut self, in_flight: InFlight) {
+        self.in_flight += 1;
+        self.response_bytes += in_flight.response_bytes_max();
+    }
+
+    #[inline]
+    fn uncount_in_flight(&mut self, in_flight: InFlight) {
+        self.in_flight -= 1;
+        self.response_bytes -= in_flight.response_bytes_max();
     }
 
     /// Sets the namespace of a slot's request.
@@ -179,20 +218,35 @@ impl CommandSlots {
         self.slots[usize::from(slot)].namespace = namespace;
     }
 
-    pub fn namespace(&self, slot: u16) -> NamespaceId {
-        self.slots[usize::from(slot)].namespace
+    /// Finishes one request of a slot. After the last one, frees the slot and gives its command identifier, its namespace
+    /// and its command. Only a shutdown has several.
+    ///
+    /// # Panics
+    /// If the slot has no request in flight.
+    #[inline]
+    pub fn finish_one(&mut self, slot: u16) -> Option<(u16, NamespaceId, InFlight)> {
+        let entry = &mut self.slots[usize::from(slot)];
+        let SlotState::InFlight(in_flight) = &mut entry.state else {
+            unreachable!("slot {slot} has no request in flight: {:?}", entry.state);
+        };
+        if let InFlight::ShutDown { flushes_left: left, .. } = in_flight {
+            *left -= 1;
+            if *left > 0 {
+                return None;
+            }
+        }
+        let in_flight = *in_flight;
+        entry.state = SlotState::Free;
+        let (command_id, namespace) = (entry.command_id, entry.namespace);
+        self.uncount_in_flight(in_flight);
+        self.free_slot(slot, command_id);
+        Some((command_id, namespace, in_flight))
     }
 
-    /// Counts one finished request of a slot; returns whether it was the last. Only a shutdown has several.
     #[inline]
-    pub fn finish_one(&mut self, slot: u16) -> bool {
-        match &mut self.slots[usize::from(slot)].state {
-            SlotState::InFlight(InFlight::ShutDown { flushes_left: left, .. }) => {
-                *left -= 1;
-                *left == 0
-            }
-            _ => true,
-        }
+    fn free_slot(&mut self, slot: u16, command_id: u16) {
+        self.used_ids[usize::from(command_id >> 6)] &= !(1 << (command_id & 63));
+        self.free.push(slot);
     }
 
     /// Whether a shutdown waits for its flushes.
@@ -207,22 +261,19 @@ impl CommandSlots {
     pub fn release(&mut self, slot: u16) -> (u16, SlotState) {
         let state = self.set_state(slot, SlotState::Free);
         let command_id = self.slots[usize::from(slot)].command_id;
-        self.used_ids[usize::from(command_id >> 6)] &= !(1 << (command_id & 63));
-        self.free.push(slot);
+        self.free_slot(slot, command_id);
         (command_id, state)
     }
 
-    /// Changes a slot's state, and the totals that depend on it; returns the previous state. All changes go
-    /// through here.
+    /// Changes a slot's state, and the totals that depend on it; returns the previous state. All changes go through here,
+    /// except those of commands without a transfer, which move less ([`CommandSlots::take_in_flight`],
+    /// [`CommandSlots::finish_one`]).
     #[inline]
     pub fn set_state(&mut self, slot: u16, next: SlotState) -> SlotState {
         match &next {
             SlotState::AwaitingBuffer(_) => self.waiting.push_back(slot),
             SlotState::Receiving(_, buffer) => self.receiving_bytes += buffer.capacity(),
-            SlotState::InFlight(in_flight) => {
-                self.in_flight += 1;
-                self.response_bytes += in_flight.response_bytes_max();
-            }
+            SlotState::InFlight(in_flight) => self.count_in_flight(*in_flight),
             SlotState::Free | SlotState::EventRequest => {}
         }
         let previous = std::mem::replace(&mut self.slots[usize::from(slot)].state, next);
@@ -232,10 +283,7 @@ impl CommandSlots {
             }
             SlotState::AwaitingBuffer(_) => self.waiting.retain(|&waiting| waiting != slot),
             SlotState::Receiving(_, buffer) => self.receiving_bytes -= buffer.capacity(),
-            SlotState::InFlight(in_flight) => {
-                self.in_flight -= 1;
-                self.response_bytes -= in_flight.response_bytes_max();
-            }
+            SlotState::InFlight(in_flight) => self.uncount_in_flight(*in_flight),
             SlotState::Free | SlotState::EventRequest => {}
         }
         previous
@@ -334,7 +382,7 @@ mod tests {
         }
         assert!(slots.is_full());
         assert_eq!(slots.in_flight(), 3);
-        assert!(matches!(slots.release(1), (9, SlotState::InFlight(InFlight::Flush))));
+        assert_eq!(slots.finish_one(1), Some((9, NO_NAMESPACE, InFlight::Flush)));
         assert!(!slots.is_full() && !slots.is_id_in_use(9));
         assert_eq!(slots.take(9, SlotState::EventRequest), 1);
         assert_eq!(

@@ -31,7 +31,7 @@ mod transfers;
 pub use state::{CloseReason, Connection, ReceiveResult, StallReason};
 
 use crate::command_plan::InFlight;
-use crate::command_slots::{CommandSlots, SlotState};
+use crate::command_slots::CommandSlots;
 use crate::controller::ControllerState;
 use crate::counters::CounterSet;
 use crate::direct::{DirectBackend, LongWay};
@@ -150,14 +150,9 @@ impl Connection {
     /// # Panics
     /// If the slot has no request in flight, or the outcome is not one of the request's operation.
     pub fn complete(&mut self, slot: u16, outcome: RequestOutcome) {
-        if !self.slots.finish_one(slot) {
+        let Some((command_id, namespace, in_flight)) = self.slots.finish_one(slot) else {
             self.record_flush_result(&outcome);
             return;
-        }
-        let namespace = self.slots.namespace(slot);
-        let (command_id, state) = self.slots.release(slot);
-        let SlotState::InFlight(in_flight) = state else {
-            unreachable!("slot {slot} has no request in flight: {state:?}");
         };
         if let InFlight::ShutDown { cc_before, cc_written, .. } = in_flight {
             self.record_flush_result(&outcome);

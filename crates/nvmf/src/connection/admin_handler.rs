@@ -91,6 +91,7 @@ impl Connection {
                 InFlight::ShutDown { flushes_left: namespaces.len() as u32, cc_before, cc_written };
             let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
             for namespace in namespaces.iter() {
+                self.slots.set_namespace(slot, namespace.id);
                 self.push_request(slot, namespace.id, RequestOperation::Flush, requests);
             }
         }

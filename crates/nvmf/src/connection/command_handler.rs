@@ -3,6 +3,7 @@
 //! In: an SQE and its capsule. Out: a completion, an R2T, or an [`IoRequest`]; or `Ok(Some(stall))` if the
 //! command must be passed again later, in which case nothing has changed.
 
+use super::pdu_receive::ReceiveStep;
 use super::state::{Capsule, CloseReason, Connection, ConnectionState, IoQueue, StallReason};
 use super::transfers::transfer_budget;
 use crate::command_plan::{
@@ -18,6 +19,7 @@ use octokv_base::{BufferPool, Nanos};
 use octokv_wire::fabrics::{
     self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, UncheckedConnectData,
 };
+use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
 use octokv_wire::{PduError, Sqe, Status};
 
@@ -80,16 +82,52 @@ impl Connection {
                 return ACCEPTED;
             }
             let checked = checked.unwrap_or_else(|| self.check_io_command(sqe));
-            return match self.submit_checked(sqe, checked, capsule.data, pool, requests) {
-                Ok(stall) => Ok(stall),
-                Err(status) => {
-                    self.fail_command(sqe, status);
-                    ACCEPTED
-                }
-            };
+            return Ok(self.submit_or_fail(sqe, checked, capsule.data, pool, requests));
         }
         self.handle_admin_command(now, sqe, capsule.data, requests);
         ACCEPTED
+    }
+
+    /// Accepts a command of an I/O queue from a capsule without digests. `None`, and nothing has changed, if the command is
+    /// none that just takes a slot: [`Connection::handle_command`] has to see it. REQUIRES: the connection is an I/O queue.
+    #[inline]
+    pub(super) fn handle_plain_capsule(
+        &mut self,
+        capsule: &PlainCapsule<'_>,
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Option<ReceiveStep> {
+        let sqe = capsule.sqe;
+        let is_usual = sqe.opcode != FABRICS_OPCODE
+            && self.slots.may_take(sqe.command_id())
+            && self.has_response_space(pool);
+        if !is_usual {
+            return None;
+        }
+        let checked = self.check_io_command(sqe);
+        Some(match self.submit_or_fail(sqe, checked, capsule.data, pool, requests) {
+            None => ReceiveStep::Consumed(capsule.pdu_bytes()),
+            Some(stall) => ReceiveStep::Stalled(stall),
+        })
+    }
+
+    /// Submits a checked command of an I/O queue, or completes it with its error.
+    #[inline]
+    fn submit_or_fail(
+        &mut self,
+        sqe: &Sqe,
+        checked: Result<CheckedCommand, Status>,
+        data: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Option<StallReason> {
+        match self.submit_checked(sqe, checked, data, pool, requests) {
+            Ok(stall) => stall,
+            Err(status) => {
+                self.fail_command(sqe, status);
+                None
+            }
+        }
     }
 
     /// Whether the send buffer has space for another response.
@@ -183,7 +221,7 @@ impl Connection {
         let CheckedCommand { namespace, namespace_serial, sgl, .. } = checked;
         match io_commands::plan(&checked) {
             CommandPlan::Submit(operation, in_flight) => {
-                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
+                let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
                 self.push_request(slot, namespace, operation, requests);
                 Ok(None)
             }
@@ -237,7 +275,7 @@ impl Connection {
         };
         match action {
             CommandAction::Submit(operation, in_flight) => {
-                let slot = self.slots.take(sqe.command_id(), SlotState::InFlight(in_flight));
+                let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
                 self.push_request(slot, namespace, operation, requests);
             }
             CommandAction::Complete(status) if status.is_success() => {
@@ -266,6 +304,7 @@ impl Connection {
         match action {
             CommandAction::Submit(operation, in_flight) => {
                 self.slots.set_state(slot, SlotState::InFlight(in_flight));
+                self.slots.set_namespace(slot, namespace);
                 self.push_request(slot, namespace, operation, requests);
             }
             CommandAction::Complete(status) => {

@@ -20,7 +20,7 @@ use crate::io_request::IoRequest;
 use octokv_base::{BufferPool, Nanos, crc32c};
 use octokv_wire::pdu::{
     ADMIN_CAPSULE_DATA_BYTES, DIGEST_BYTES, DataHeader, IcResponse, NegotiatedParams, PduHeader, PduLayout,
-    PduType, Role, UncheckedCommonHeader, UncheckedIc,
+    PduType, PlainCapsule, Role, UncheckedCommonHeader, UncheckedIc,
 };
 use octokv_wire::{PduError, Status};
 
@@ -47,11 +47,11 @@ impl Connection {
         let mut consumed_bytes = 0;
         let stalled = loop {
             let rest = &bytes[consumed_bytes..];
-            let group = match direct.is_open() && self.accepts_groups() {
-                true => self.receive_group(now, rest, pool, requests, direct),
+            let step = match self.accepts_groups() {
+                true => self.receive_capsules(now, rest, pool, requests, direct),
                 false => None,
             };
-            match group.unwrap_or_else(|| self.receive_step(now, rest, pool, requests)) {
+            match step.unwrap_or_else(|| self.receive_step(now, rest, pool, requests)) {
                 ReceiveStep::Consumed(count) => consumed_bytes += count,
                 ReceiveStep::NeedMoreBytes => break None,
                 ReceiveStep::Stalled(reason) => break Some(reason),
@@ -59,6 +59,24 @@ impl Connection {
         };
         self.update_buffer_wait_pool(pool);
         ReceiveResult { consumed_bytes, stalled }
+    }
+
+    /// Receives the capsules at the head of the bytes: a group that need not wait, or one that may have to. `None` if there is
+    /// none, or an unusual one.
+    #[inline]
+    fn receive_capsules<D: DirectBackend>(
+        &mut self,
+        now: Nanos,
+        bytes: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+        direct: &mut D,
+    ) -> Option<ReceiveStep> {
+        let first = PlainCapsule::recognize(bytes, self.in_capsule_bytes_max())?;
+        if direct.is_open() && direct.select(first.sqe.namespace()) {
+            return self.receive_group(now, bytes, pool, requests, direct);
+        }
+        self.handle_plain_capsule(&first, pool, requests)
     }
 
     /// Whether the next byte is the first of a PDU.

@@ -253,7 +253,6 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) {
         self.counters.count_operation((&operation).into());
-        self.slots.set_namespace(slot, namespace);
         requests.push(IoRequest { slot, namespace, operation });
     }
 
