@@ -524,7 +524,10 @@ impl<E: JournalEntry> CommitQueue<E> {
             state.leaders += 1;
             return Poll::Ready(WaiterAction::Lead);
         }
-        state.queue[index].waker = Some(context.waker().clone());
+        match &mut state.queue[index].waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
         Poll::Pending
     }
 

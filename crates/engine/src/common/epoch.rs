@@ -218,6 +218,13 @@ impl EpochReaders {
 impl Drop for EpochGuard<'_> {
     fn drop(&mut self) {
         let mut active = self.readers.active.borrow_mut();
+        if let Some((epoch, count)) = active.back_mut()
+            && *epoch == self.epoch
+            && *count > 1
+        {
+            *count -= 1;
+            return;
+        }
         let entry =
             active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("a guard has entered its epoch");
         entry.1 -= 1;

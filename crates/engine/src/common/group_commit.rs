@@ -30,9 +30,9 @@ use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_base::{Buffer, Lba};
 use octokv_device::Device;
-use std::cell::Cell;
-use std::future::{Future, Ready, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
 /// Attempts to write a checkpoint for which a batch waits.
 const CHECKPOINT_ATTEMPTS: u32 = 3;
@@ -106,43 +106,46 @@ pub async fn commit<E: GroupCommit, R>(
     engine: &E,
     entry: E::Entry,
     record_bytes: usize,
-    record_write: R,
+    record_write: &mut R,
 ) -> Result<Result<(), EngineError>, EngineError>
 where
-    R: Future<Output = Result<<E::Entry as JournalEntry>::Outcome, EngineError>>,
+    R: Future<Output = Result<<E::Entry as JournalEntry>::Outcome, EngineError>> + Unpin,
 {
     let commits = engine.commits();
-    let mut record_write = pin!(record_write);
-    let is_long = record_bytes > CONCURRENT_RECORD_BYTES_MAX;
+    let mut is_in_flight = true;
     let mut record_state = RecordState::InFlight;
-    if is_long {
-        match record_write.as_mut().await {
+    if record_bytes > CONCURRENT_RECORD_BYTES_MAX {
+        match (&mut *record_write).await {
             Ok(outcome) => record_state = RecordState::Written(outcome),
             Err(error) => return Ok(Err(error)),
         }
+        is_in_flight = false;
     }
     let ticket = commits.enqueue(entry, record_state);
     let commit_guard = PoisonGuard(commits);
-    let result = Cell::new(Ok(()));
-    let mut record_done = pin!((!is_long).then_some(async {
-        let outcome = record_write.await;
-        commits.set_record_state(ticket, RecordState::from_result(&outcome));
-        result.set(outcome.map(drop));
-    }));
+    let mut result = Ok(());
+    let mut poll_record = |context: &mut Context<'_>| {
+        if is_in_flight && let Poll::Ready(outcome) = Pin::new(&mut *record_write).poll(context) {
+            is_in_flight = false;
+            commits.set_record_state(ticket, RecordState::from_result(&outcome));
+            result = outcome.map(drop);
+        }
+    };
     loop {
         let action = poll_fn(|context| {
-            if let Some(pending) = record_done.as_mut().as_pin_mut()
-                && pending.poll(context).is_ready()
-            {
-                record_done.set(None);
-            }
+            poll_record(context);
             commits.poll_waiter(ticket, context)
         })
         .await;
         match action {
             WaiterAction::Lead => {
                 let leader_guard = PoisonGuard(commits);
-                write_batch(engine, Some(ticket), record_done.as_mut()).await?;
+                let mut batch = pin!(write_batch(engine, Some(ticket)));
+                poll_fn(|context| {
+                    poll_record(context);
+                    batch.as_mut().poll(context)
+                })
+                .await?;
                 leader_guard.disarm();
                 commits.release_leadership();
             }
@@ -151,7 +154,7 @@ where
         }
     }
     commit_guard.disarm();
-    Ok(result.get())
+    Ok(result)
 }
 
 /// Flushes the changes that were acknowledged without a flush, and retires the space that they freed.
@@ -179,7 +182,7 @@ pub async fn write_durability_marker<E: GroupCommit>(engine: &E) -> Result<(), E
     let commits = engine.commits();
     if !commits.has_failed() && commits.try_lead_for_marker() {
         let leader_guard = PoisonGuard(commits);
-        write_batch(engine, None, pin!(None::<Ready<()>>)).await?;
+        write_batch(engine, None).await?;
         leader_guard.disarm();
         commits.release_leadership();
     }
@@ -234,12 +237,8 @@ async fn write_copies<E: GroupCommit>(
 }
 
 /// Writes, flushes and applies one batch, and wakes its writers. Does nothing if another leader has claimed `own`, the
-/// caller's change, whose record write is `record_done`. REQUIRES: the caller leads.
-async fn write_batch<E: GroupCommit>(
-    engine: &E,
-    own: Option<u64>,
-    mut record_done: Pin<&mut Option<impl Future<Output = ()>>>,
-) -> Result<(), EngineError> {
+/// caller's change. REQUIRES: the caller leads, and meanwhile polls the write of its own record.
+async fn write_batch<E: GroupCommit>(engine: &E, own: Option<u64>) -> Result<(), EngineError> {
     let commits = engine.commits();
     let (mut buffers, at, header) = loop {
         match commits.claim_batch(own) {
@@ -254,10 +253,6 @@ async fn write_batch<E: GroupCommit>(
         publish(engine, &mut buffers, at);
     }
     write_copies(engine, &mut buffers, at.unit, &header).await?;
-    if let Some(pending) = record_done.as_mut().as_pin_mut() {
-        pending.await;
-        record_done.set(None);
-    }
     if !bug_injection::is_injected(InjectedBug::SkipRecordWait) {
         commits.wait_records(at.batch).await?;
     }

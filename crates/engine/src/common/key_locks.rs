@@ -13,20 +13,26 @@
 use octokv_base::map::FxHashMap;
 use octokv_runtime::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
-use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
-/// The held locks of a shard of keys, in a cache line of its own.
+/// The held locks of a shard of keys, and the waiters for them, in a cache line of their own.
 #[derive(Default)]
 #[repr(align(64))]
 pub struct KeyLocks {
-    /// By key hash: the waiters for its lock, which is held.
-    held: Mutex<FxHashMap<u128, WaiterQueue<()>>>,
-    /// The number of held locks, written under the lock of `held`.
+    keys: Mutex<HeldKeys>,
+    /// The number of locked keys, written under the lock of `keys`.
     held_count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct HeldKeys {
+    /// The hashes of the locked keys, in no order: one per writer of the shard, so few that a search needs no table.
+    held: Vec<u128>,
+    /// The waiters, by key. A key is here from its first waiter on until its lock is free, so that tickets are not reused.
+    waiters: FxHashMap<u128, WaiterQueue<()>>,
 }
 
 /// A held lock, released on drop.
@@ -36,7 +42,7 @@ pub struct KeyGuard<'a> {
 }
 
 /// A waiter for a lock that was held. Dropping it gives up its turn.
-struct KeyWaiter<'a> {
+pub struct KeyWaiter<'a> {
     locks: &'a KeyLocks,
     hash: u128,
     /// `None` once the lock has become a [`KeyGuard`].
@@ -52,36 +58,37 @@ impl KeyLocks {
         }
     }
 
-    fn lock_or_queue(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
-        let mut locks = self.held.lock();
-        match locks.entry(hash) {
-            Entry::Vacant(free) => {
-                free.insert(WaiterQueue::default());
-                self.held_count.fetch_add(1, Ordering::Relaxed);
-                Ok(KeyGuard { locks: self, hash })
-            }
-            Entry::Occupied(mut held) => {
-                Err(KeyWaiter { locks: self, hash, ticket: Some(held.get_mut().push(())) })
-            }
+    /// Locks `hash` if it is free, or takes a turn behind all earlier callers.
+    ///
+    /// # Errors
+    /// The waiter for the lock, which is held.
+    #[inline]
+    pub fn lock_or_queue(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
+        let mut locks = self.keys.lock();
+        if locks.held.contains(&hash) {
+            let ticket = locks.waiters.entry(hash).or_default().push(());
+            return Err(KeyWaiter { locks: self, hash, ticket: Some(ticket) });
         }
+        locks.held.push(hash);
+        self.held_count.fetch_add(1, Ordering::Relaxed);
+        Ok(KeyGuard { locks: self, hash })
     }
 
     /// Passes the lock to the first waiter, or frees the key. REQUIRES: the caller holds the lock.
     fn release(&self, hash: u128) {
-        let mut locks = self.held.lock();
-        let Entry::Occupied(mut held) = locks.entry(hash) else {
-            panic!("released a lock that nobody holds")
-        };
-        match held.get_mut().pop_front() {
-            None => {
-                held.remove();
-                self.held_count.fetch_sub(1, Ordering::Relaxed);
-            }
-            Some(((), waker)) => {
+        let mut locks = self.keys.lock();
+        if !locks.waiters.is_empty()
+            && let Some(waiters) = locks.waiters.get_mut(&hash)
+        {
+            if let Some(((), waker)) = waiters.pop_front() {
                 drop(locks);
-                waker.into_iter().for_each(Waker::wake);
+                return waker.into_iter().for_each(Waker::wake);
             }
+            locks.waiters.remove(&hash);
         }
+        let at = locks.held.iter().position(|&held| held == hash);
+        locks.held.swap_remove(at.expect("released a lock that nobody holds"));
+        self.held_count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether somebody has the lock of `hash`. While no lock of the shard is held it writes nothing, so that the line stays in
@@ -90,12 +97,12 @@ impl KeyLocks {
     /// REQUIRES: what orders this call after the begin of a holder (in the engine, the lock of an index partition that both
     /// take) also shows its count here; without such an order the answer may be of a moment before.
     pub fn is_locked(&self, hash: u128) -> bool {
-        self.held_count.load(Ordering::Relaxed) > 0 && self.held.lock().contains_key(&hash)
+        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(&hash)
     }
 
     /// Whether no lock is held.
     pub fn is_free(&self) -> bool {
-        self.held.lock().is_empty()
+        self.keys.lock().held.is_empty()
     }
 }
 
@@ -104,8 +111,8 @@ impl<'a> Future for KeyWaiter<'a> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<KeyGuard<'a>> {
         let ticket = self.ticket.expect("not polled after it had the lock");
-        let mut locks = self.locks.held.lock();
-        let waiters = locks.get_mut(&self.hash).expect("a lock exists while it has waiters");
+        let mut locks = self.locks.keys.lock();
+        let waiters = locks.waiters.get_mut(&self.hash).expect("a key has its waiters while it is locked");
         if waiters.set_waker(ticket, context.waker()) {
             return Poll::Pending;
         }
@@ -118,8 +125,8 @@ impl<'a> Future for KeyWaiter<'a> {
 impl Drop for KeyWaiter<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
-        let mut locks = self.locks.held.lock();
-        let waiters = locks.get_mut(&self.hash).expect("a lock exists while it has waiters");
+        let mut locks = self.locks.keys.lock();
+        let waiters = locks.waiters.get_mut(&self.hash).expect("a key has its waiters while it is locked");
         if waiters.remove(ticket).is_none() {
             drop(locks);
             self.locks.release(self.hash);
@@ -138,7 +145,6 @@ mod tests {
     use super::*;
     use std::pin::pin;
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     #[test]
@@ -155,7 +161,7 @@ mod tests {
         let Poll::Ready(guard) = second.as_mut().poll(&mut context) else { panic!("not granted") };
         drop(guard);
         assert!(third.as_mut().poll(&mut context).is_ready());
-        assert!(locks.held.lock().is_empty());
+        assert!(locks.is_free() && locks.keys.lock().waiters.is_empty());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A put on a volatile device may be dropped at any await: what it holds are guards. On a durable volume a write has shared
 //! its journal batch with others, so [`super::handle`] lets it run to its end.
 
-use super::index::{Candidates, RecordRef};
+use super::index::{Candidates, IndexEntry, RecordRef};
 use super::journal::{IndexChange, WriteOutcome};
 use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
 use super::unindexed_record::UnindexedRecord;
@@ -14,6 +14,7 @@ use crate::common::allocator::Extent;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
 use crate::common::journal::JournalEntry;
+use crate::direct::FoundEntry;
 use crate::{
     Capability, DeleteOutcome, EngineError, KeySink, KeyStatus, PrefetchStage, PutMode, PutOptions,
     PutOutcome, PutValue, StoredValue, VolumePlace,
@@ -23,8 +24,10 @@ use octokv_device::{Device, DeviceError, DeviceFuture};
 use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::{Future, ready};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 /// Keys of a listing that are read at once, between two yield points.
 const LIST_PAGE_KEYS: usize = 16;
@@ -60,7 +63,7 @@ pub struct HashCore {
 /// Whether a record on the device is a key's.
 enum KeyMatch {
     /// The key's record.
-    Match(RecordHeader, Buffer),
+    Match(RecordHeader),
     /// Another key's record.
     OtherKey,
     /// Unknown: the record is damaged.
@@ -151,33 +154,54 @@ impl HashCore {
         Ok(self.device.read(self.lba(record_ref.location), buffer).await.into_read()?)
     }
 
+    /// Whether the record in `bytes`, or its prefix, is the one that the index names and the key's.
+    #[inline]
+    fn match_key(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> KeyMatch {
+        let Ok((header, found_key)) = self.volume.record_header(bytes) else {
+            return KeyMatch::Damaged;
+        };
+        if !self.volume.matches_identity(record_ref, header.identity) {
+            return KeyMatch::Damaged;
+        }
+        if found_key != key.as_bytes() && !bug_injection::is_injected(InjectedBug::SkipKeyCompare) {
+            return KeyMatch::OtherKey;
+        }
+        KeyMatch::Match(header)
+    }
+
+    /// Bytes of the units that hold `prefix_bytes` of a record, or of all its units if they are fewer.
+    #[inline]
+    fn prefix_bytes(&self, record_ref: RecordRef, prefix_bytes: usize) -> usize {
+        let unit = self.volume.unit_bytes();
+        prefix_bytes.next_multiple_of(unit).min(record_ref.units as usize * unit)
+    }
+
+    /// Starts to read so many bytes of a record. `None` if there is no buffer. REQUIRES: the caller is in an epoch since it
+    /// took the reference from the index.
+    fn start_read(&self, record_ref: RecordRef, bytes: usize) -> Option<DeviceFuture> {
+        let buffer = self.pool.take(bytes)?;
+        Some(self.device.read(self.lba(record_ref.location), buffer))
+    }
+
     /// Reads `prefix_bytes` of a record, or all of a shorter one, and compares its key.
     async fn read_record(
         &self,
         record_ref: RecordRef,
         key: &Key,
         prefix_bytes: usize,
-    ) -> Result<KeyMatch, EngineError> {
-        let unit = self.volume.unit_bytes();
-        let bytes = prefix_bytes.next_multiple_of(unit).min(record_ref.units as usize * unit);
-        let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
-        let mut buffer = self.device.read(self.lba(record_ref.location), buffer).await.into_read()?;
-        let bytes_max = HEADER_AND_KEY_BYTES_MAX.next_multiple_of(unit).min(record_ref.units as usize * unit);
-        if bytes < bytes_max && self.volume.record_header(&buffer).is_err() {
+    ) -> Result<(KeyMatch, Buffer), EngineError> {
+        let mut bytes = self.prefix_bytes(record_ref, prefix_bytes);
+        loop {
+            let read = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?;
+            let buffer = read.await.into_read()?;
+            let key_match = self.match_key(&buffer, record_ref, key);
             // Another key with the same tag may be longer than `key`.
-            let larger = self.pool.take(bytes_max).ok_or(EngineError::NoMemory)?;
-            buffer = self.device.read(self.lba(record_ref.location), larger).await.into_read()?;
+            let longest = self.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX);
+            if !matches!(key_match, KeyMatch::Damaged) || bytes >= longest {
+                return Ok((key_match, buffer));
+            }
+            bytes = longest;
         }
-        let Ok((header, found_key)) = self.volume.record_header(&buffer) else {
-            return Ok(KeyMatch::Damaged);
-        };
-        if !self.volume.matches_identity(record_ref, header.identity) {
-            return Ok(KeyMatch::Damaged);
-        }
-        if found_key != key.as_bytes() && !bug_injection::is_injected(InjectedBug::SkipKeyCompare) {
-            return Ok(KeyMatch::OtherKey);
-        }
-        Ok(KeyMatch::Match(header, buffer))
     }
 
     /// Finds the key's record among the candidates. A damaged record counts as the key's if no other matches: its tag
@@ -189,8 +213,8 @@ impl HashCore {
     ) -> Result<Option<RecordRef>, EngineError> {
         let mut damaged = None;
         for &record_ref in candidates {
-            match self.read_record(record_ref, key, HEADER_BYTES + key.len()).await? {
-                KeyMatch::Match(..) => return Ok(Some(record_ref)),
+            match self.read_record(record_ref, key, HEADER_BYTES + key.len()).await?.0 {
+                KeyMatch::Match(_) => return Ok(Some(record_ref)),
                 KeyMatch::OtherKey => {}
                 KeyMatch::Damaged => damaged = Some(record_ref),
             }
@@ -206,14 +230,14 @@ impl HashCore {
         hash: u128,
         key: &Key,
     ) -> Result<Predecessor, EngineError> {
-        let candidates = self.volume.candidates(hash);
-        if mode == PutMode::Upsert {
-            match candidates[..] {
-                [] => return Ok(Predecessor::Verified(None)),
-                [record_ref] => return Ok(Predecessor::Unverified(record_ref)),
-                _ => {}
+        match self.volume.find_entry(hash) {
+            FoundEntry::Missing => return Ok(Predecessor::Verified(None)),
+            FoundEntry::One(words) if mode == PutMode::Upsert => {
+                return Ok(Predecessor::Unverified(IndexEntry::from_words(words).record_ref()));
             }
+            FoundEntry::One(_) | FoundEntry::Several | FoundEntry::Unknown => {}
         }
+        let candidates = self.volume.candidates(hash);
         Ok(Predecessor::Verified(self.resolve_candidates(&candidates, key).await?))
     }
 
@@ -228,9 +252,9 @@ impl HashCore {
         let mut damaged = None;
         for &record_ref in &candidates {
             match self.read_record(record_ref, key, prefix_bytes).await? {
-                KeyMatch::Match(header, buffer) => return Ok(Some((header, buffer, record_ref))),
-                KeyMatch::OtherKey => {}
-                KeyMatch::Damaged => damaged = Some(record_ref),
+                (KeyMatch::Match(header), buffer) => return Ok(Some((header, buffer, record_ref))),
+                (KeyMatch::OtherKey, _) => {}
+                (KeyMatch::Damaged, _) => damaged = Some(record_ref),
             }
         }
         match damaged {
@@ -261,24 +285,23 @@ impl HashCore {
         (identity.sequence, self.device.write(self.lba(extent.location), record))
     }
 
-    /// Awaits a record's write and meanwhile verifies that its predecessor is the key's record.
-    async fn await_record_write(
-        &self,
-        write: impl Future<Output = Result<(), DeviceError>>,
+    /// A record's write, beside which the caller polls the comparison of its predecessor's key.
+    fn compare_beside<'a, W>(
+        &'a self,
+        write: W,
         unverified: Option<RecordRef>,
-        key: &Key,
-    ) -> Result<WriteOutcome, EngineError> {
-        let key_match = match unverified {
-            Some(record_ref) => Some(self.read_record(record_ref, key, HEADER_BYTES + key.len()).await),
-            None => None,
-        };
-        // The device owns the space until the write completes, even if the read failed.
-        write.await?;
-        Ok(match key_match.transpose()? {
-            Some(KeyMatch::OtherKey) => WriteOutcome::OtherKey,
-            // A damaged record with the key's tag counts as the key's.
-            Some(KeyMatch::Match(..) | KeyMatch::Damaged) | None => WriteOutcome::Confirmed,
-        })
+        key: &'a Key,
+    ) -> RecordWrite<'a, W> {
+        let mut outcome = Ok(WriteOutcome::Confirmed);
+        let read = unverified.and_then(|record_ref| {
+            let bytes = self.prefix_bytes(record_ref, HEADER_BYTES + key.len());
+            let Some(read) = self.start_read(record_ref, bytes) else {
+                outcome = Err(EngineError::NoMemory);
+                return None;
+            };
+            Some((record_ref, bytes, read))
+        });
+        RecordWrite { core: self, key, write, read, outcome }
     }
 
     /// Applies a change whose record is on a volatile device, which has no journal.
@@ -316,14 +339,14 @@ impl HashCore {
         };
         if self.volume.volatile {
             let mut record = UnindexedRecord::new(&self.volume, &self.abandoned, extent, write);
-            let outcome = self.await_record_write(&mut record, unverified, key).await?;
+            let outcome = self.compare_beside(&mut record, unverified, key).await?;
             self.apply_volatile(entry, outcome);
             record.keep();
             return Ok(PutOutcome::Stored);
         }
         let record_bytes = entry.units as usize * self.volume.unit_bytes();
-        let record_write = self.await_record_write(async { write.await.result }, unverified, key);
-        match commit(self, entry, record_bytes, record_write).await? {
+        let mut record_write = self.compare_beside(WriteFuture(write), unverified, key);
+        match commit(self, entry, record_bytes, &mut record_write).await? {
             Ok(()) => Ok(PutOutcome::Stored),
             Err(error) => {
                 self.volume.space.release(extent);
@@ -392,7 +415,10 @@ impl HashCore {
             return Err(EngineError::ReadOnly);
         }
         let hash = volume.hash(key);
-        let _key_guard = volume.lock_key(hash).await;
+        let _key_guard = match volume.lock_key(hash) {
+            Ok(guard) => guard,
+            Err(waiter) => waiter.await,
+        };
         let mut epoch_guard = self.enter_epoch();
         let mut predecessor = self.find_predecessor(mode, hash, key).await?;
         match (mode, &predecessor) {
@@ -424,9 +450,36 @@ impl HashCore {
     /// # Errors
     /// As there.
     pub(super) async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
-        let Some((header, buffer, record_ref)) = self.find_record(key, usize::MAX / 2).await? else {
-            return Ok(None);
+        let epoch_guard = self.enter_epoch();
+        let record_ref = match self.volume.find_entry(self.volume.hash(key)) {
+            FoundEntry::Missing => return Ok(None),
+            FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
+            FoundEntry::Several | FoundEntry::Unknown => {
+                drop(epoch_guard);
+                // Boxed because it is rare: it would enlarge every get's future.
+                return match Box::pin(self.find_record(key, usize::MAX / 2)).await? {
+                    Some((header, buffer, record_ref)) => self.stored_value(header, buffer, record_ref),
+                    None => Ok(None),
+                };
+            }
         };
+        let bytes = record_ref.units as usize * self.volume.unit_bytes();
+        let buffer = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?.await.into_read()?;
+        drop(epoch_guard);
+        match self.match_key(&buffer, record_ref, key) {
+            KeyMatch::Match(header) => self.stored_value(header, buffer, record_ref),
+            KeyMatch::OtherKey => Ok(None),
+            KeyMatch::Damaged => Err(self.corrupt(record_ref)),
+        }
+    }
+
+    /// The value of a record, if it is intact.
+    fn stored_value(
+        &self,
+        header: RecordHeader,
+        buffer: Buffer,
+        record_ref: RecordRef,
+    ) -> Result<Option<StoredValue>, EngineError> {
         let Ok(value) = self.volume.value_range(&header, &buffer) else {
             return Err(self.corrupt(record_ref));
         };
@@ -455,7 +508,10 @@ impl HashCore {
             return Err(EngineError::ReadOnly);
         }
         let hash = volume.hash(key);
-        let _key_guard = volume.lock_key(hash).await;
+        let _key_guard = match volume.lock_key(hash) {
+            Ok(guard) => guard,
+            Err(waiter) => waiter.await,
+        };
         let old = {
             let _epoch_guard = self.readers.enter(&volume.epochs);
             let candidates = volume.candidates(hash);
@@ -466,7 +522,7 @@ impl HashCore {
         if volume.volatile {
             self.apply_volatile(entry, WriteOutcome::Confirmed);
         } else {
-            commit(self, entry, 0, ready(Ok(WriteOutcome::Confirmed))).await??;
+            commit(self, entry, 0, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
         }
         Ok(DeleteOutcome::Deleted)
     }
@@ -546,6 +602,78 @@ impl HashCore {
                 }
             }
         }
+    }
+}
+
+/// The write of a record to a device.
+struct WriteFuture(DeviceFuture);
+
+impl Future for WriteFuture {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+        Pin::new(&mut self.0).poll(context).map(|written| written.result)
+    }
+}
+
+/// The write of a record, and the comparison of its predecessor's key ([`HashCore::compare_beside`]). The device owns the
+/// space until the write completes: it ends after both, also if the comparison failed.
+struct RecordWrite<'a, W> {
+    core: &'a HashCore,
+    key: &'a Key,
+    write: W,
+    /// The predecessor, the bytes that are being read of it, and that read.
+    read: Option<(RecordRef, usize, DeviceFuture)>,
+    /// Of the comparison.
+    outcome: Result<WriteOutcome, EngineError>,
+}
+
+impl<W> RecordWrite<'_, W> {
+    /// The outcome of the comparison, once `bytes` bytes of the predecessor were read; `None` if that has to be longer.
+    fn compare(
+        &self,
+        record_ref: RecordRef,
+        bytes: usize,
+        read: Result<Buffer, DeviceError>,
+    ) -> Option<Result<WriteOutcome, EngineError>> {
+        let buffer = match read {
+            Ok(buffer) => buffer,
+            Err(error) => return Some(Err(error.into())),
+        };
+        Some(Ok(match self.core.match_key(&buffer, record_ref, self.key) {
+            KeyMatch::OtherKey => WriteOutcome::OtherKey,
+            // Another key with the same tag may be longer.
+            KeyMatch::Damaged if bytes < self.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX) => {
+                return None;
+            }
+            // A damaged record with the key's tag counts as the key's.
+            KeyMatch::Match(_) | KeyMatch::Damaged => WriteOutcome::Confirmed,
+        }))
+    }
+}
+
+impl<W: Future<Output = Result<(), DeviceError>> + Unpin> Future for RecordWrite<'_, W> {
+    type Output = Result<WriteOutcome, EngineError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        while let Some((record_ref, bytes, read)) = &mut this.read {
+            let (record_ref, bytes) = (*record_ref, *bytes);
+            let read = ready!(Pin::new(read).poll(context)).into_read();
+            this.read = None;
+            match this.compare(record_ref, bytes, read) {
+                Some(outcome) => this.outcome = outcome,
+                None => {
+                    let longest = this.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX);
+                    match this.core.start_read(record_ref, longest) {
+                        Some(read) => this.read = Some((record_ref, longest, read)),
+                        None => this.outcome = Err(EngineError::NoMemory),
+                    }
+                }
+            }
+        }
+        ready!(Pin::new(&mut this.write).poll(context))?;
+        Poll::Ready(this.outcome)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -100,8 +101,8 @@ impl Engine for HashEngine {
         self.puts.begin(&self.core.abandoned, PutJob { key: key.clone(), value, options }).await
     }
 
-    async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
-        self.core.get(key).await
+    fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
+        self.core.get(key)
     }
 
     /// The record has one checksum: a part of its value needs all of it.

@@ -11,7 +11,7 @@ use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, SpaceAllocator};
 use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
-use crate::common::key_locks::{KeyGuard, KeyLocks};
+use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo};
 use octokv_base::{Key, Lba, RingPosition};
@@ -219,13 +219,17 @@ impl HashVolume {
     }
 
     /// Locks the key of this hash for a writer.
-    pub(super) async fn lock_key(&self, hash: u128) -> KeyGuard<'_> {
+    ///
+    /// # Errors
+    /// The waiter for the lock, which another writer has.
+    #[inline]
+    pub(super) fn lock_key(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
         let key = if bug_injection::is_injected(InjectedBug::SkipKeyLock) {
             u128::from(self.take_sequences(1))
         } else {
             hash
         };
-        self.key_lock_shard(hash).lock(key).await
+        self.key_lock_shard(hash).lock_or_queue(key)
     }
 
     fn key_lock_shard(&self, hash: u128) -> &KeyLocks {
