@@ -6,10 +6,13 @@
 use crate::buffer_wait::{BUFFER_RETRY_INTERVAL, BUFFER_WAIT_MAX};
 use crate::fair_yield::{FairYield, YieldSlot};
 use octokv_base::{BufferPool, Key};
-use octokv_engine::{DeleteOutcome, Engine, EngineError, KeySink, PrefetchStage, PutMode, PutOutcome};
+use octokv_engine::{
+    DeleteOutcome, Engine, EngineError, KeySink, PrefetchStage, PutMode, PutOutcome, StoredValue,
+};
 use octokv_nvmf::{RequestOperation, RequestOutcome, StoreMode};
 use octokv_runtime::ReactorHandle;
 use octokv_wire::kv::KeyListWriter;
+use std::future::Future;
 use std::rc::Rc;
 
 /// Longest key of the standard commands, in bytes.
@@ -73,43 +76,53 @@ pub(crate) fn put_outcome(outcome: PutOutcome) -> RequestOutcome {
 
 impl<E: Engine> KvBackend<E> {
     /// Executes one operation.
-    pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
-        match operation {
-            RequestOperation::Store { key, mode, record, value_bytes } => {
-                match self.engine.put(&key, put_mode(mode), record, value_bytes as usize).await {
-                    Ok(outcome) => put_outcome(outcome),
-                    Err(error) => self.log_failure("store", &key, error),
+    // An `async fn` would move the operation once more.
+    #[expect(clippy::manual_async_fn)]
+    pub fn execute(&self, operation: RequestOperation) -> impl Future<Output = RequestOutcome> + '_ {
+        async move {
+            match operation {
+                RequestOperation::Store { key, mode, record, value_bytes } => {
+                    match self.engine.put(&key, put_mode(mode), record, value_bytes as usize).await {
+                        Ok(outcome) => put_outcome(outcome),
+                        Err(error) => self.log_failure("store", &key, error),
+                    }
                 }
-            }
-            RequestOperation::Retrieve { key, .. } => self.retrieve(&key).await,
-            RequestOperation::Delete { key } => match self.engine.delete(&key).await {
-                Ok(DeleteOutcome::Deleted) => RequestOutcome::Deleted,
-                Ok(DeleteOutcome::NotFound) => RequestOutcome::NotFound,
-                Ok(DeleteOutcome::NotNewer(_)) => unreachable!("a standard command carries no version"),
-                Err(error) => self.log_failure("delete", &key, error),
-            },
-            RequestOperation::Exist { key } => match self.engine.exist(&key).await {
-                Ok(Some(bytes)) => RequestOutcome::Exists { value_bytes: bytes as u32 },
-                Ok(None) => RequestOutcome::NotFound,
-                Err(error) => self.log_failure("exist", &key, error),
-            },
-            RequestOperation::List { start, limit_bytes, long_keys } => {
-                // Boxed: a task slot has the size of its largest future and is moved into place.
-                Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
-            }
-            RequestOperation::Flush => match Box::pin(self.engine.flush()).await {
-                Ok(()) => RequestOutcome::Flushed,
-                Err(error) => {
-                    self.log_failure("flush", &Key::new(&[]).expect("an empty key is within bounds"), error)
+                RequestOperation::Retrieve { key, .. } => match self.engine.get(&key).await {
+                    // Boxed because it is rare: it would enlarge every worker.
+                    Err(EngineError::NoMemory) => Box::pin(self.retrieve_later(&key)).await,
+                    found => self.retrieved(&key, found),
+                },
+                RequestOperation::Delete { key } => match self.engine.delete(&key).await {
+                    Ok(DeleteOutcome::Deleted) => RequestOutcome::Deleted,
+                    Ok(DeleteOutcome::NotFound) => RequestOutcome::NotFound,
+                    Ok(DeleteOutcome::NotNewer(_)) => unreachable!("a standard command carries no version"),
+                    Err(error) => self.log_failure("delete", &key, error),
+                },
+                RequestOperation::Exist { key } => match self.engine.exist(&key).await {
+                    Ok(Some(bytes)) => RequestOutcome::Exists { value_bytes: bytes as u32 },
+                    Ok(None) => RequestOutcome::NotFound,
+                    Err(error) => self.log_failure("exist", &key, error),
+                },
+                RequestOperation::List { start, limit_bytes, long_keys } => {
+                    // Boxed: a task slot has the size of its largest future and is moved into place.
+                    Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
                 }
-            },
-            RequestOperation::Read { .. }
-            | RequestOperation::Write { .. }
-            | RequestOperation::Compare { .. }
-            | RequestOperation::WriteZeroes { .. }
-            | RequestOperation::Deallocate { .. }
-            | RequestOperation::Verify { .. } => {
-                unreachable!("the target dispatches on the namespace's command set")
+                RequestOperation::Flush => match Box::pin(self.engine.flush()).await {
+                    Ok(()) => RequestOutcome::Flushed,
+                    Err(error) => self.log_failure(
+                        "flush",
+                        &Key::new(&[]).expect("an empty key is within bounds"),
+                        error,
+                    ),
+                },
+                RequestOperation::Read { .. }
+                | RequestOperation::Write { .. }
+                | RequestOperation::Compare { .. }
+                | RequestOperation::WriteZeroes { .. }
+                | RequestOperation::Deallocate { .. }
+                | RequestOperation::Verify { .. } => {
+                    unreachable!("the target dispatches on the namespace's command set")
+                }
             }
         }
     }
@@ -125,19 +138,27 @@ impl<E: Engine> KvBackend<E> {
         }
     }
 
-    async fn retrieve(&self, key: &Key) -> RequestOutcome {
+    /// The outcome of a Retrieve.
+    #[inline]
+    fn retrieved(&self, key: &Key, found: Result<Option<StoredValue>, EngineError>) -> RequestOutcome {
+        match found {
+            Ok(Some(value)) => {
+                let (offset, bytes) = (value.offset as usize, value.bytes as usize);
+                RequestOutcome::Value { buffer: value.buffer, offset, bytes }
+            }
+            Ok(None) => RequestOutcome::NotFound,
+            Err(error) => self.log_failure("retrieve", key, error),
+        }
+    }
+
+    /// Retries a Retrieve that found no buffer.
+    async fn retrieve_later(&self, key: &Key) -> RequestOutcome {
         let deadline = self.handle.now() + BUFFER_WAIT_MAX;
         loop {
+            self.handle.sleep(BUFFER_RETRY_INTERVAL).await;
             match self.engine.get(key).await {
-                Ok(Some(value)) => {
-                    let (offset, bytes) = (value.offset as usize, value.bytes as usize);
-                    return RequestOutcome::Value { buffer: value.buffer, offset, bytes };
-                }
-                Ok(None) => return RequestOutcome::NotFound,
-                Err(EngineError::NoMemory) if self.handle.now() < deadline => {
-                    self.handle.sleep(BUFFER_RETRY_INTERVAL).await;
-                }
-                Err(error) => return self.log_failure("retrieve", key, error),
+                Err(EngineError::NoMemory) if self.handle.now() < deadline => {}
+                found => return self.retrieved(key, found),
             }
         }
     }

@@ -9,11 +9,11 @@ use crate::block_backend::BlockBackend;
 use crate::kv_backend::KvBackend;
 use octokv_base::NamespaceId;
 use octokv_engine::{Engine, PrefetchStage};
-use octokv_nvmf::{RequestOperation, RequestOutcome};
+use octokv_nvmf::RequestOperation;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Executes the requests of one namespace on one core.
+/// What executes the requests of one namespace on one core.
 pub enum NamespaceBackend<E> {
     /// Key Value commands, on an engine.
     Kv(Rc<KvBackend<E>>),
@@ -22,14 +22,6 @@ pub enum NamespaceBackend<E> {
 }
 
 impl<E: Engine> NamespaceBackend<E> {
-    /// Executes one operation.
-    pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
-        match self {
-            NamespaceBackend::Kv(kv_backend) => kv_backend.execute(operation).await,
-            NamespaceBackend::Block(block_backend) => block_backend.execute(operation).await,
-        }
-    }
-
     /// Prefetches the memory that `operation` will read. Block operations have no index to look up.
     pub fn prefetch(&self, operation: &RequestOperation, stage: PrefetchStage) {
         if let NamespaceBackend::Kv(kv_backend) = self {

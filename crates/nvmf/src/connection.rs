@@ -39,9 +39,9 @@ use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
-use octokv_base::{BufferPool, NamespaceId, Nanos};
+use octokv_base::{BufferPool, DataRef, NamespaceId, Nanos};
 use octokv_wire::Status;
-use octokv_wire::send_buffer::SendBuffer;
+use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -175,6 +175,19 @@ impl Connection {
         let ConnectionState::Io(queue) = &self.state else {
             return; // The connection has ended: no completion is sent.
         };
+        if let (InFlight::Retrieve { limit_bytes }, RequestOutcome::Value { buffer, offset, bytes }) =
+            (in_flight, &outcome)
+        {
+            let sent = (*bytes).min(limit_bytes as usize);
+            if sent > 0 && sent <= COPY_BYTES_MAX && !self.pdu_writer.params.data_digest {
+                self.counters.count_sent_data(in_flight, sent);
+                let value = DataRef::Borrowed(&buffer[*offset..*offset + sent]);
+                let dw0 = io_commands::data_dw0(in_flight, *bytes);
+                // Short: copied, and nothing of it is lent.
+                self.pdu_writer.write_data_and_success(command_id, value, sent, dw0);
+                return;
+            }
+        }
         if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
             self.counters.media_errors += 1;
         }

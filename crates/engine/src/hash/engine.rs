@@ -589,12 +589,14 @@ impl HashCore {
 
     /// [`Engine::prefetch`](crate::Engine::prefetch).
     pub(super) fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        // Only memory benefits from a prefetch of the record.
+        if stage == PrefetchStage::Record && !self.volume.volatile {
+            return;
+        }
         let hash = self.volume.hash(key);
         match stage {
             PrefetchStage::Partition => self.volume.prefetch_partition(hash),
             PrefetchStage::Entry => self.volume.prefetch_entry(hash),
-            // Only memory benefits.
-            PrefetchStage::Record if !self.volume.volatile => {}
             // Needs no epoch: a prefetch does not read the bytes.
             PrefetchStage::Record => {
                 if let Some(record_ref) = self.volume.likely_record(hash) {

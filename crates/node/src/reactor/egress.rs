@@ -9,7 +9,7 @@ use super::{CLOSES_PER_ITERATION, Reactor, RequestCompletion};
 use crate::tenants::OVERFLOW_TENANT;
 use octokv_base::Nanos;
 use octokv_engine::Engine;
-use octokv_nvmf::{CloseReason, Connection};
+use octokv_nvmf::{CloseReason, Connection, RequestOutcome};
 use octokv_runtime::{Sockets, Stage};
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,12 +24,21 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
             return false;
         }
         let each = Nanos(spent.0 / delivering.len().max(1) as u64);
+        let (metrics, core) = (&self.accounting.metrics, self.links.core());
+        for completions in delivering.chunk_by(|one, next| one.tenant == next.tenant) {
+            let tenant = completions[0].tenant;
+            self.accounting.charge(tenant, each.times(completions.len()));
+            let ended = now + self.accounting.iteration_elapsed();
+            let mut batch = metrics.completion_batch(tenant, ended);
+            let own = completions.iter().filter(|completion| completion.home_core == core);
+            own.for_each(|completion| batch.add(completion.timing));
+        }
         for mut completion in delivering.drain(..) {
-            self.accounting.charge(completion.tenant, each);
             let ticket_id = std::mem::take(&mut completion.ticket_id);
             self.requests.scheduler.on_complete(ticket_id, &completion.outcome);
-            if completion.home_core == self.links.core() {
-                self.complete_request(now, completion);
+            if completion.home_core == core {
+                let RequestCompletion { connection, slot, outcome, .. } = completion;
+                self.complete_request(connection, slot, outcome);
             } else {
                 let (metrics, home_core) = (&self.accounting.metrics, completion.home_core);
                 completion.timing = metrics.transfer_timing(home_core, completion.tenant, completion.timing);
@@ -42,12 +51,18 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
         true
     }
 
-    /// Delivers one completion to its connection on this core.
-    pub(super) fn complete_request(&mut self, now: Nanos, completion: RequestCompletion) {
+    /// Delivers one completion from another core to its connection on this core.
+    pub(super) fn complete_remote(&mut self, now: Nanos, completion: RequestCompletion) {
         let RequestCompletion { connection, slot, outcome, tenant, timing, .. } = completion;
-        let io = self.connections.get_mut(connection).expect("a connection outlives its requests");
         let elapsed = self.accounting.iteration_elapsed();
         self.accounting.metrics.record_completed(tenant, timing, now + elapsed);
+        self.complete_request(connection, slot, outcome);
+    }
+
+    /// Gives the outcome of a request to its connection on this core.
+    #[inline]
+    fn complete_request(&mut self, connection: u32, slot: u16, outcome: RequestOutcome) {
+        let io = self.connections.get_mut(connection).expect("a connection outlives its requests");
         io.connection.complete(slot, outcome);
         self.connections.mark_send_pending(connection);
     }

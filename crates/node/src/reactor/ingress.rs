@@ -55,7 +55,7 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
                 self.add_connection((socket, local, peer), now);
             }
             CoreMessage::Execute(request) => self.requests.enqueue(request, &self.accounting, now),
-            CoreMessage::Completed(completion) => self.complete_request(now, completion),
+            CoreMessage::Completed(completion) => self.complete_remote(now, completion),
         }
     }
 

@@ -46,7 +46,7 @@ use crate::config::NAMESPACE_ID_MAX;
 use crate::connection_io::{ConnectionIo, RECEIVE_BUFFER_BYTES};
 use crate::log_limiter::LogRateLimiter;
 use crate::monitor::Monitor;
-use crate::namespace_table::NamespaceTable;
+use crate::namespace_table::{NamespaceBackend, NamespaceTable};
 use crate::request_queue::{PendingRequest, RequestQueue};
 use crate::request_scheduler::{RequestScheduler, SchedulerLimits};
 use crate::time_budget::IterationBudget;
@@ -190,11 +190,14 @@ pub fn new_reactor<S: Sockets, E: Engine + 'static>(parts: ReactorParts<S, E>) -
                     ticket_id,
                 } = job_slot.next_job().await;
                 handle.cpu_time().advance_simulated(Stage::Kv, costs.kv);
-                let mut outcome = match namespaces.get(namespace) {
-                    Some(backend) => backend.execute(operation).await,
+                let backend = namespaces.get(namespace);
+                let mut outcome = match backend.as_deref() {
+                    Some(NamespaceBackend::Kv(backend)) => backend.execute(operation).await,
+                    Some(NamespaceBackend::Block(backend)) => backend.execute(operation).await,
                     // The namespace was removed while the command was on its way here.
                     None => RequestOutcome::NotReady,
                 };
+                drop(backend);
                 if bug_injection::is_injected(InjectedBug::RemoveDropsRequests)
                     && namespaces.get(namespace).is_none()
                 {
