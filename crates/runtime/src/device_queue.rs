@@ -148,18 +148,22 @@ pub trait DeviceQueue {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpState {
     Free,
-    Queued(FileId, IoOperation),
+    /// The operation is in `queued`.
+    Queued,
     InFlight,
-    Completed(IoCompletion),
+    Completed,
 }
 
 struct OpSlot {
     state: OpState,
-    waker: Option<Waker>,
     /// The future was dropped: `complete` frees the slot.
     is_abandoned: bool,
+    waker: Option<Waker>,
+    /// Of a completed operation; without a buffer otherwise.
+    completion: IoCompletion,
 }
 
 struct DeviceHandleInner {
@@ -168,7 +172,8 @@ struct DeviceHandleInner {
     in_flight: usize,
     slots: Vec<OpSlot>,
     free: Vec<u32>,
-    queued: VecDeque<u32>,
+    /// Operations in state `Queued`, in order, each with its slot.
+    queued: VecDeque<(u32, FileId, IoOperation)>,
     completions: Vec<(u32, IoCompletion)>,
 }
 
@@ -211,12 +216,11 @@ impl DeviceHandle {
     pub fn close(&self, file: FileId) {
         let mut inner = self.0.borrow_mut();
         for index in (0..inner.queued.len()).rev() {
-            let slot = inner.queued[index];
-            if matches!(&inner.slots[slot as usize].state, OpState::Queued(of, _) if *of == file) {
-                inner.queued.remove(index);
+            if inner.queued[index].1 == file
+                && let Some((slot, _, operation)) = inner.queued.remove(index)
+            {
                 inner.in_flight += 1;
-                let queued = std::mem::replace(&mut inner.slots[slot as usize].state, OpState::InFlight);
-                let OpState::Queued(_, operation) = queued else { unreachable!("checked above") };
+                inner.slots[slot as usize].state = OpState::InFlight;
                 let completed = IoCompletion { buffer: operation.into_buffer(), result: Err(EBADF) };
                 if let Some(waker) = inner.complete(slot, completed) {
                     waker.wake();
@@ -237,8 +241,8 @@ impl DeviceHandle {
         if inner.in_flight < inner.depth && inner.queued.is_empty() {
             inner.start(slot, file, operation);
         } else {
-            inner.slots[slot as usize].state = OpState::Queued(file, operation);
-            inner.queued.push_back(slot);
+            inner.slots[slot as usize].state = OpState::Queued;
+            inner.queued.push_back((slot, file, operation));
         }
         CompletionFuture { devices: DeviceHandle(Rc::clone(&self.0)), slot }
     }
@@ -282,14 +286,23 @@ impl DeviceHandle {
 }
 
 impl DeviceHandleInner {
+    #[inline]
     fn take_slot(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            assert!(self.slots.len() < OPERATIONS_MAX, "{OPERATIONS_MAX} device operations on one core");
-            self.slots.push(OpSlot { state: OpState::Free, waker: None, is_abandoned: false });
-            (self.slots.len() - 1) as u32
-        })
+        match self.free.pop() {
+            Some(slot) => slot,
+            None => self.add_slot(),
+        }
     }
 
+    #[cold]
+    fn add_slot(&mut self) -> u32 {
+        assert!(self.slots.len() < OPERATIONS_MAX, "{OPERATIONS_MAX} device operations on one core");
+        let completion = IoCompletion { buffer: None, result: Ok(()) };
+        self.slots.push(OpSlot { state: OpState::Free, is_abandoned: false, waker: None, completion });
+        (self.slots.len() - 1) as u32
+    }
+
+    #[inline]
     fn start(&mut self, slot: u32, file: FileId, operation: IoOperation) {
         self.slots[slot as usize].state = OpState::InFlight;
         self.in_flight += 1;
@@ -299,13 +312,8 @@ impl DeviceHandleInner {
     fn start_queued(&mut self) -> bool {
         let mut started = false;
         while self.in_flight < self.depth
-            && let Some(slot) = self.queued.pop_front()
+            && let Some((slot, file, operation)) = self.queued.pop_front()
         {
-            let OpState::Queued(file, operation) =
-                std::mem::replace(&mut self.slots[slot as usize].state, OpState::Free)
-            else {
-                unreachable!("slot {slot} is queued but not in state Queued");
-            };
             self.start(slot, file, operation);
             started = true;
         }
@@ -313,10 +321,11 @@ impl DeviceHandleInner {
     }
 
     /// Records a completion; returns the waker of the task that awaits it.
+    #[inline]
     fn complete(&mut self, slot: u32, completed: IoCompletion) -> Option<Waker> {
         let entry = &mut self.slots[slot as usize];
         assert!(
-            matches!(entry.state, OpState::InFlight),
+            entry.state == OpState::InFlight,
             "completion for slot {slot}, which has no operation in flight"
         );
         self.in_flight -= 1;
@@ -324,12 +333,16 @@ impl DeviceHandleInner {
             self.release(slot);
             return None;
         }
-        entry.state = OpState::Completed(completed);
+        entry.state = OpState::Completed;
+        entry.completion = completed;
         entry.waker.take()
     }
 
+    /// Frees a slot. Its waker and its buffer were taken, or are dropped by the caller.
+    #[inline]
     fn release(&mut self, slot: u32) {
-        self.slots[slot as usize] = OpSlot { state: OpState::Free, waker: None, is_abandoned: false };
+        let entry = &mut self.slots[slot as usize];
+        (entry.state, entry.is_abandoned) = (OpState::Free, false);
         self.free.push(slot);
     }
 }
@@ -355,16 +368,15 @@ impl Future for CompletionFuture {
         let slot = self.slot;
         let mut inner = self.devices.0.borrow_mut();
         let entry = &mut inner.slots[slot as usize];
-        if !matches!(entry.state, OpState::Completed(_)) {
+        if entry.state != OpState::Completed {
             match &mut entry.waker {
                 Some(waker) => waker.clone_from(context.waker()),
                 none => *none = Some(context.waker().clone()),
             }
             return Poll::Pending;
         }
-        let OpState::Completed(completed) = std::mem::replace(&mut entry.state, OpState::Free) else {
-            unreachable!("checked above");
-        };
+        let IoCompletion { buffer, result } = &mut entry.completion;
+        let completed = IoCompletion { buffer: buffer.take(), result: *result };
         inner.release(slot);
         drop(inner);
         self.slot = SLOT_TAKEN;
@@ -379,11 +391,14 @@ impl Drop for CompletionFuture {
         }
         let mut inner = self.devices.0.borrow_mut();
         let entry = &mut inner.slots[self.slot as usize];
-        if matches!(entry.state, OpState::Completed(_)) {
+        entry.waker = None;
+        if entry.state == OpState::Completed {
+            let buffer = entry.completion.buffer.take();
             inner.release(self.slot);
+            drop(inner);
+            drop(buffer);
         } else {
             entry.is_abandoned = true;
-            entry.waker = None;
         }
     }
 }
