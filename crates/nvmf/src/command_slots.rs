@@ -177,7 +177,7 @@ impl CommandSlots {
         slot
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_free(&mut self, command_id: u16, namespace: NamespaceId) -> u16 {
         let (word, bit) = (usize::from(command_id >> 6), 1 << (command_id & 63));
         let used = &mut self.used_ids[word];

@@ -7,18 +7,20 @@ use super::pdu_receive::ReceiveStep;
 use super::state::{Capsule, CloseReason, Connection, ConnectionState, IoQueue, StallReason};
 use super::transfers::transfer_budget;
 use crate::command_plan::{
-    CapsuleData, CheckedCommand, CommandAction, CommandContext, CommandPlan, PayloadLayout, PendingCommand,
+    CapsuleData, CheckedCommand, CommandAction, CommandContext, CommandPlan, InFlight, IoCommand,
+    PayloadLayout, PendingCommand,
 };
 use crate::command_slots::{CommandSlots, SlotState, Transfer};
 use crate::controller::ControllerType;
 use crate::io_commands;
-use crate::io_request::IoRequest;
+use crate::io_request::{IoRequest, RequestOperation};
 use crate::namespace_info::NamespaceKind;
 use crate::subsystem::ConnectError;
 use octokv_base::{BufferPool, Nanos};
 use octokv_wire::fabrics::{
     self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, UncheckedConnectData,
 };
+use octokv_wire::kv::KvCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
 use octokv_wire::{PduError, Sqe, Status};
@@ -219,6 +221,18 @@ impl Connection {
     ) -> Result<Option<StallReason>, Status> {
         let checked = checked?;
         let CheckedCommand { namespace, namespace_serial, sgl, .. } = checked;
+        if let IoCommand::KeyValue(KvCommand::Store { key, options, value_bytes }, layout) = checked.command
+            && let Ok(CapsuleData::Complete(data)) = CapsuleData::check(sgl, data, value_bytes)
+            && let Some(mut record) = pool.take(layout.value_offset(key.len()) + data.len())
+        {
+            // The usual Store: as below, with fewer moves.
+            record[layout.value_offset(key.len())..].copy_from_slice(data);
+            let slot = self.slots.take_in_flight(sqe.command_id(), namespace, InFlight::Store);
+            let operation =
+                RequestOperation::Store { key: key.into(), mode: options.mode, record, value_bytes };
+            self.push_request(slot, namespace, operation, requests);
+            return Ok(None);
+        }
         match io_commands::plan(&checked) {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
