@@ -34,6 +34,10 @@ struct PriorityClass {
 impl PriorityClass {
     /// Rotates the first unserved member to the front.
     fn begin(&mut self) {
+        self.cursor = 0;
+        if self.carried_over.is_empty() {
+            return;
+        }
         let mut positions = self
             .carried_over
             .drain(..)
@@ -41,7 +45,6 @@ impl PriorityClass {
         let start = positions.next().unwrap_or(0);
         drop(positions);
         self.members.rotate_left(start);
-        self.cursor = 0;
     }
 
     fn next(&mut self) -> Option<u32> {
@@ -52,7 +55,9 @@ impl PriorityClass {
 
     fn end(&mut self) {
         let rest = &self.members[self.cursor..];
-        self.carried_over.extend_from_slice(&rest[..rest.len().min(CARRIED_OVER_MAX)]);
+        if !rest.is_empty() {
+            self.carried_over.extend_from_slice(&rest[..rest.len().min(CARRIED_OVER_MAX)]);
+        }
     }
 
     fn unserved(&self) -> impl Iterator<Item = u32> {

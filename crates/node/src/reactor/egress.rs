@@ -69,6 +69,9 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
 
     /// Sends pending responses and closes finished connections. The rest is left to the next iteration.
     pub(super) fn send_replies(&mut self) -> bool {
+        if self.connections.send_pending.is_empty() {
+            return false;
+        }
         let (mut worked, mut closes) = (false, 0);
         let share = self.budget.share(self.connections.send_pending.len());
         self.connections.queue_senders(&self.budget);

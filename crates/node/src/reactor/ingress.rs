@@ -163,7 +163,8 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
 
     /// Feeds stalled connections their unconsumed bytes, in rotation, while this iteration has time.
     pub(super) fn resume_stalled(&mut self, now: Nanos) -> bool {
-        if self.draining || self.requests.are_waiting() {
+        let is_any_stalled = self.connections.iter().any(ConnectionIo::is_stalled);
+        if !is_any_stalled || self.draining || self.requests.are_waiting() {
             return false;
         }
         let mut worked = false;

@@ -314,7 +314,8 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> ReactorLoop<S> for R
         let device_worked = self.device.poll() > 0;
         spent = spent + self.accounting.end_stage(Stage::Device, device_worked);
         let peers_worked = !self.peers.group.is_empty() && self.poll_peers(now);
-        let kv_again = self.poll_tasks();
+        // The second time those that the first have woken: the writers whose batch a leader has ended.
+        let kv_again = self.poll_tasks() && (self.poll_tasks() | true);
         spent = spent + self.accounting.end_stage(Stage::Kv, kv_again);
         let mut replied = self.deliver_completions(now, spent);
         replied |= self.send_replies();
