@@ -1,10 +1,10 @@
 //! CRC-32C (Castagnoli): the digest of NVMe/TCP PDUs and the checksum of every structure on media.
 
-use crc_fast::{CrcAlgorithm, Digest, checksum};
+use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
 
 /// The CRC-32C of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
+    crc32_iscsi(bytes)
 }
 
 /// An incremental CRC-32C.
