@@ -19,7 +19,7 @@
 use super::allocator::Extent;
 use crate::bug_injection::{self, InjectedBug};
 use crate::sync::{AtomicU64, Mutex, Ordering, fence};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::task::{Poll, Waker};
@@ -173,11 +173,14 @@ impl Epochs {
     }
 }
 
-/// One core's readers: the number that entered in each epoch, oldest first. At most one entry per [`EpochGuard`].
+/// One core's readers: the number that entered in each epoch.
 #[derive(Default)]
 pub struct EpochReaders {
     core: usize,
-    active: RefCell<VecDeque<(u64, u32)>>,
+    /// The last epoch that a reader entered, and its active readers: nearly always all there are.
+    newest: Cell<(u64, u32)>,
+    /// The earlier epochs with readers, oldest first. At most one entry per [`EpochGuard`].
+    older: RefCell<VecDeque<(u64, u32)>>,
 }
 
 /// An active reader; dropping it leaves the epoch.
@@ -190,7 +193,7 @@ pub struct EpochGuard<'a> {
 impl EpochReaders {
     /// The readers of core `core`.
     pub fn new(core: usize) -> EpochReaders {
-        EpochReaders { core, active: RefCell::default() }
+        EpochReaders { core, ..EpochReaders::default() }
     }
 
     /// The core.
@@ -199,42 +202,62 @@ impl EpochReaders {
     }
 
     /// Enters the current epoch. REQUIRES: the lookup follows.
+    #[inline]
     pub fn enter<'a>(&'a self, epochs: &'a Epochs) -> EpochGuard<'a> {
         let epoch = epochs.current.load(Ordering::Relaxed);
-        let mut active = self.active.borrow_mut();
-        match active.back_mut() {
-            Some((last, count)) if *last == epoch => *count += 1,
-            _ => {
-                if active.is_empty() {
-                    epochs.oldest[self.core].0.store(epoch, Ordering::Release);
-                }
-                active.push_back((epoch, 1));
-            }
+        let (newest, count) = self.newest.get();
+        if count > 0 && newest == epoch {
+            self.newest.set((epoch, count + 1));
+        } else {
+            self.enter_first(epochs, epoch);
         }
         EpochGuard { readers: self, epochs, epoch }
+    }
+
+    /// Enters an epoch in which the core has no reader.
+    fn enter_first(&self, epochs: &Epochs, epoch: u64) {
+        let mut older = self.older.borrow_mut();
+        let (newest, count) = self.newest.replace((epoch, 1));
+        if count > 0 {
+            older.push_back((newest, count));
+        } else if older.is_empty() {
+            epochs.oldest[self.core].0.store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Leaves an epoch in which the core has no other reader, or one before the newest.
+    fn leave(&self, epochs: &Epochs, epoch: u64) {
+        let mut older = self.older.borrow_mut();
+        let (newest, count) = self.newest.get();
+        let oldest_before = older.front().map_or(newest, |(epoch, _)| *epoch);
+        if epoch == newest {
+            self.newest.set((newest, count - 1));
+        } else {
+            let entry = older.iter_mut().find(|(entered, _)| *entered == epoch);
+            entry.expect("a guard has entered its epoch").1 -= 1;
+            while older.front().is_some_and(|(_, count)| *count == 0) {
+                older.pop_front();
+            }
+        }
+        let last = match self.newest.get() {
+            (_, 0) => u64::MAX,
+            (newest, _) => newest,
+        };
+        let oldest = older.front().map_or(last, |(epoch, _)| *epoch);
+        if oldest != oldest_before {
+            epochs.publish_leave(self.core, oldest);
+        }
     }
 }
 
 impl Drop for EpochGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let mut active = self.readers.active.borrow_mut();
-        if let Some((epoch, count)) = active.back_mut()
-            && *epoch == self.epoch
-            && *count > 1
-        {
-            *count -= 1;
-            return;
-        }
-        let entry =
-            active.iter_mut().find(|(epoch, _)| *epoch == self.epoch).expect("a guard has entered its epoch");
-        entry.1 -= 1;
-        let before = active.len();
-        while active.front().is_some_and(|(_, count)| *count == 0) {
-            active.pop_front();
-        }
-        if active.len() != before {
-            let oldest = active.front().map_or(u64::MAX, |(epoch, _)| *epoch);
-            self.epochs.publish_leave(self.readers.core, oldest);
+        let (newest, count) = self.readers.newest.get();
+        if newest == self.epoch && count > 1 {
+            self.readers.newest.set((newest, count - 1));
+        } else {
+            self.readers.leave(self.epochs, self.epoch);
         }
     }
 }
@@ -308,6 +331,38 @@ mod tests {
         assert_eq!(reclaimed(&epochs), 0);
         drop(first);
         assert_eq!(reclaimed(&epochs), 2);
+    }
+
+    #[test]
+    fn readers_of_one_core_in_two_epochs_hold_back_what_each_may_use() {
+        for older_leaves_first in [true, false] {
+            let (epochs, readers) = (Epochs::new(1, 8), EpochReaders::new(0));
+            let older = readers.enter(&epochs);
+            epochs.retire(0, &[Extent { location: 1, units: 1 }]);
+            assert_eq!(reclaimed(&epochs), 0);
+            let newer = [readers.enter(&epochs), readers.enter(&epochs)];
+            epochs.retire(0, &[Extent { location: 2, units: 1 }]);
+            if older_leaves_first {
+                drop(older);
+                assert_eq!(
+                    (reclaimed(&epochs), reclaimed(&epochs)),
+                    (1, 0),
+                    "the newer cannot have found it"
+                );
+                drop(newer);
+                assert_eq!(reclaimed(&epochs), 1);
+            } else {
+                drop(newer);
+                assert_eq!(reclaimed(&epochs), 0);
+                // The core's other reader is in an earlier epoch.
+                let late = readers.enter(&epochs);
+                assert_eq!(reclaimed(&epochs), 0);
+                drop(late);
+                assert_eq!(reclaimed(&epochs), 0);
+                drop(older);
+                assert_eq!(reclaimed(&epochs), 2);
+            }
+        }
     }
 
     #[test]

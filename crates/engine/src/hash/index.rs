@@ -13,6 +13,7 @@
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
+use crate::direct::FoundEntry;
 use smallvec::SmallVec;
 
 /// Bits of a tag.
@@ -157,6 +158,22 @@ impl IndexTable {
     pub fn entries_of(&self, tag: u64) -> impl Iterator<Item = IndexEntry> + '_ {
         let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };
         self.slots[start..].iter().take_while(move |slot| !slot.is_empty() && slot.tag() == tag).copied()
+    }
+
+    /// What the table has for a tag.
+    #[inline]
+    pub(crate) fn find(&self, tag: u64) -> FoundEntry {
+        if self.home_slots == 0 {
+            return FoundEntry::Missing;
+        }
+        let at = self.seek(tag);
+        let is_of_tag = |slot: IndexEntry| !slot.is_empty() && slot.tag() == tag;
+        // The last slot is empty, so that there is one after an entry.
+        match is_of_tag(self.slots[at]) {
+            false => FoundEntry::Missing,
+            true if is_of_tag(self.slots[at + 1]) => FoundEntry::Several,
+            true => FoundEntry::One(self.slots[at].words()),
+        }
     }
 
     /// Prefetches the home slot of `tag`.

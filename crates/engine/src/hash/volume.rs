@@ -245,13 +245,7 @@ impl HashVolume {
     /// What the index has for the key of this hash.
     pub(super) fn find_entry(&self, hash: u128) -> FoundEntry {
         let (partition, tag) = self.partition_and_tag(hash);
-        let state = self.partitions[partition].state.lock();
-        let mut entries = state.table.entries_of(tag);
-        match (entries.next(), entries.next()) {
-            (None, _) => FoundEntry::Missing,
-            (Some(entry), None) => FoundEntry::One(entry.words()),
-            (Some(_), Some(_)) => FoundEntry::Several,
-        }
+        self.partitions[partition].state.lock().table.find(tag)
     }
 
     /// Prefetches the partition header for `hash`.
