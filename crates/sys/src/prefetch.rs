@@ -47,6 +47,12 @@ pub fn prefetch_value<T>(value: &T) {
     let _ = value;
 }
 
+/// Prefetches the first cache line of `value` for writing, as one that a lock in it is going to take.
+#[inline]
+pub fn prefetch_value_for_write<T>(value: &T) {
+    prefetch_write_at(std::ptr::from_ref(value).cast(), 1);
+}
+
 /// Calls `prefetch_address` for each cache line of `len` bytes.
 #[cfg(target_arch = "x86_64")]
 #[inline]

@@ -248,9 +248,9 @@ impl HashVolume {
         self.partitions[partition].state.lock().table.find(tag)
     }
 
-    /// Prefetches the partition header for `hash`.
+    /// Prefetches the partition header for `hash`, for writing: its lock is taken next.
     pub(super) fn prefetch_partition(&self, hash: u128) {
-        octokv_runtime::prefetch_value(&self.partitions[self.partition_and_tag(hash).0].state);
+        octokv_runtime::prefetch_value_for_write(&self.partitions[self.partition_and_tag(hash).0].state);
     }
 
     /// Prefetches the index entry for `hash`, unless the partition is locked.
