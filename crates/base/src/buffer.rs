@@ -130,24 +130,24 @@ impl BufferPool {
 
     /// Takes a buffer of `len` bytes with unspecified contents. `None` if it would exceed the budget.
     pub fn take(&self, len: usize) -> Option<Buffer> {
+        Some(self.reserve(len)?.into_buffer())
+    }
+
+    /// Reserves a buffer of `len` bytes, which counts as in use. `None` if it would exceed the budget.
+    #[inline]
+    pub fn reserve(&self, len: usize) -> Option<BufferReservation> {
         let class = size_class(len.div_ceil(PAGE_BYTES).max(1));
         if class >= SIZE_CLASSES {
             return None;
         }
-        let pages = size_class_pages(class);
-        let bytes = pages * PAGE_BYTES;
+        let bytes = size_class_pages(class) * PAGE_BYTES;
         let inner = &self.0;
         let in_use_before = inner.in_use_bytes.fetch_add(bytes, Ordering::Relaxed);
         if in_use_before + bytes > inner.budget_bytes {
             inner.in_use_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return None;
         }
-        let reused = inner.free_list(class).pop();
-        let pages = reused.unwrap_or_else(|| {
-            inner.add_resident_bytes(bytes);
-            zeroed_pages(pages)
-        });
-        Some(Buffer { pages, len, pool: Some(Arc::clone(inner)) })
+        Some(BufferReservation { pool: Some(Arc::clone(inner)), class, len })
     }
 
     /// Bytes of the buffers in use, rounded up to their size classes.
@@ -168,6 +168,45 @@ impl BufferPool {
     /// The limit for [`BufferPool::in_use_bytes`].
     pub fn budget_bytes(&self) -> usize {
         self.0.budget_bytes
+    }
+}
+
+/// The right to a buffer of a pool, which the pool counts as in use.
+pub struct BufferReservation {
+    /// `None` once it is a buffer.
+    pool: Option<Arc<PoolInner>>,
+    class: usize,
+    len: usize,
+}
+
+impl BufferReservation {
+    /// The buffer, with unspecified contents.
+    pub fn into_buffer(mut self) -> Buffer {
+        // The bytes that are in use are the buffer's now.
+        let pool = self.pool.take();
+        let reused = pool.as_ref().and_then(|inner| inner.free_list(self.class).pop());
+        let pages = reused.unwrap_or_else(|| {
+            let pages = size_class_pages(self.class);
+            pool.iter().for_each(|inner| inner.add_resident_bytes(pages * PAGE_BYTES));
+            zeroed_pages(pages)
+        });
+        Buffer { pages, len: self.len, pool }
+    }
+}
+
+impl fmt::Debug for BufferReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferReservation({} B)", self.len)
+    }
+}
+
+impl Drop for BufferReservation {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(inner) = &self.pool {
+            let bytes = size_class_pages(self.class) * PAGE_BYTES;
+            inner.in_use_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 }
 
@@ -224,6 +263,19 @@ mod tests {
         assert!(pool.take(PAGE_BYTES + 1).is_none());
         drop(first);
         assert!(pool.take(PAGE_BYTES + 1).is_some());
+    }
+
+    #[test]
+    fn a_reservation_is_in_use_until_it_or_its_buffer_is_dropped() {
+        let pool = BufferPool::new(3 * PAGE_BYTES);
+        let (first, second) = (pool.reserve(PAGE_BYTES + 1).unwrap(), pool.reserve(1).unwrap());
+        assert!(pool.take(1).is_none() && pool.reserve(1).is_none());
+        let buffer = first.into_buffer();
+        assert_eq!((buffer.len(), pool.in_use_bytes()), (PAGE_BYTES + 1, 3 * PAGE_BYTES));
+        drop(second);
+        assert_eq!(pool.in_use_bytes(), 2 * PAGE_BYTES);
+        drop(buffer);
+        assert_eq!((pool.in_use_bytes(), pool.resident_bytes()), (0, 2 * PAGE_BYTES));
     }
 
     #[test]

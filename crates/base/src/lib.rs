@@ -27,7 +27,7 @@ pub mod shared_buffer;
 pub mod time;
 pub mod version;
 
-pub use buffer::{Buffer, BufferPool};
+pub use buffer::{Buffer, BufferPool, BufferReservation};
 pub use crc32c::{Crc32c, crc32c};
 pub use ids::{Lba, NamespaceId};
 pub use key::{KEY_BYTES_MAX, Key, RecordLayout, ShortKey};

@@ -130,6 +130,8 @@ impl From<SharedBuffer> for DataBuffer {
 /// What became of data that was given for the time of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
+    /// The receiver has no memory for it.
+    Refused,
     /// The receiver has what it needs.
     Taken,
     /// The receiver needs so many bytes from the start of the data ([`DataRef::Borrowed`]) for longer: the giver holds them, unchanged.

@@ -80,11 +80,14 @@ impl MemoryDevice {
 struct WaitingWrite {
     memory: MemoryView,
     range: Range<usize>,
+    has_ended: bool,
 }
 
 impl Drop for WaitingWrite {
     fn drop(&mut self) {
-        self.memory.stop_waiting(self.range.clone());
+        if !self.has_ended {
+            self.memory.stop_waiting(self.range.clone());
+        }
     }
 }
 
@@ -100,7 +103,7 @@ async fn read_later(memory: MemoryView, range: Range<usize>, mut buffer: Buffer)
 }
 
 /// Writes as soon as nothing else has the pages.
-async fn write_later(waiting: WaitingWrite, buffer: Buffer) -> IoResult {
+async fn write_later(mut waiting: WaitingWrite, buffer: Buffer) -> IoResult {
     loop {
         yield_now().await;
         if let Some(mut bytes) = waiting.memory.wait_to_write(waiting.range.clone()) {
@@ -108,7 +111,7 @@ async fn write_later(waiting: WaitingWrite, buffer: Buffer) -> IoResult {
             break;
         }
     }
-    drop(waiting);
+    waiting.has_ended = true;
     IoResult { buffer: Some(buffer), result: Ok(()) }
 }
 
@@ -136,7 +139,7 @@ impl Device for MemoryDevice {
         match self.memory.try_write(range.clone()) {
             Some(mut bytes) => bytes.copy_from_slice(&buffer),
             None => {
-                let waiting = WaitingWrite { memory: self.memory.clone(), range };
+                let waiting = WaitingWrite { memory: self.memory.clone(), range, has_ended: false };
                 return DeviceFuture::boxed(write_later(waiting, buffer));
             }
         }

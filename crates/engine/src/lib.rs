@@ -204,7 +204,8 @@ pub trait Engine {
     }
     /// Advances a lookup, each stage once and in order.
     fn advance_lookup(&self, _lookup: &mut KeyLookup, _stage: LookupStage) {}
-    /// Calls `receive` with the key's verified value, while nothing changes it. `None` if [`Engine::get`] has to find out.
+    /// Calls `receive` with the key's verified value, while nothing changes it. `None` if [`Engine::get`] has to find out, also if
+    /// `receive` refused.
     /// REQUIRES: `receive` uses no engine and no device.
     fn get_now(
         &self,

@@ -168,12 +168,15 @@ impl BlockBackend {
     pub fn read_in_place(&self, range: LbaRange, receive: &mut ReceiveData<'_>) -> ReadInPlace {
         let span = self.span_of(range);
         let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
-        self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| match receive(
-            DataRef::Borrowed(&blocks[start..start + bytes]),
-        ) {
-            Received::Lent(bytes) => Some(start..start + bytes),
-            Received::Taken => None,
-        })
+        let mut received = Received::Refused;
+        let read = self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| {
+            received = receive(DataRef::Borrowed(&blocks[start..start + bytes]));
+            match received {
+                Received::Lent(bytes) => Some(start..start + bytes),
+                Received::Taken | Received::Refused => None,
+            }
+        });
+        if received == Received::Refused { ReadInPlace::Unavailable } else { read }
     }
 
     /// Reads the device blocks that hold a span.

@@ -286,14 +286,16 @@ impl ConnectionIo {
         true
     }
 
-    /// Sends at most a quantum, as much as the socket takes in one call; ends the loans of what it does not take. Returns the
-    /// bytes sent, 0 if the connection is broken; `None` if there was nothing to send or the socket buffer is full.
-    pub fn send(
-        &mut self,
-        sockets: &mut impl Sockets,
-        slices: &mut Vec<IoSlice<'static>>,
-        pool: &BufferPool,
-    ) -> Option<usize> {
+    /// Ends the loans of a connection that has nothing left to send.
+    pub fn end_unsendable_loans(&mut self) {
+        if self.connection.send_buffer().is_empty() {
+            self.loans.end_all();
+        }
+    }
+
+    /// Sends at most a quantum, as much as the socket takes in one call; ends all loans if it takes less. Returns the bytes sent,
+    /// 0 if the connection is broken; `None` if there was nothing to send or the socket buffer is full.
+    pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
         if self.socket_closed || self.connection.send_buffer().is_empty() {
             self.loans.end_all();
             return None;
@@ -317,7 +319,7 @@ impl ConnectionIo {
             }
         };
         if is_partial && !self.loans.is_empty() {
-            self.loans.copy_unsent(&mut self.connection, pool);
+            self.loans.copy_unsent(&mut self.connection);
         }
         bytes
     }

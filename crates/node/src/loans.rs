@@ -1,10 +1,10 @@
 //! Bytes of devices from which the responses of one connection are sent, in the order of the responses.
 //!
 //! In: bytes that a device holds, one for each loan of the connection
-//! ([`ResponseData`](octokv_wire::send_buffer::ResponseData)). Out: the bytes, until the loan ends. Invariant: a loan ends in the
-//! iteration that could not send it, by a copy, so that a host that does not read delays no write.
+//! ([`ResponseData`](octokv_wire::send_buffer::ResponseData)). Out: the bytes, until the loan ends. Invariant: when the socket takes no
+//! more, all loans of its connection end, by a copy to buffers that were reserved for it, so that a host that does not read
+//! delays no write.
 
-use octokv_base::{BufferPool, DataBuffer};
 use octokv_device::HeldBytes;
 use octokv_nvmf::Connection;
 use octokv_wire::send_buffer::ResponseData;
@@ -36,22 +36,18 @@ impl Loans {
     pub fn resolve<'a>(&'a self, data: &'a ResponseData) -> &'a [u8] {
         match data {
             ResponseData::Kept(buffer) => buffer,
-            ResponseData::Lent(loan) => &self.held[(loan - self.first) as usize],
+            ResponseData::Lent(loan, _) => &self.held[(loan - self.first) as usize],
         }
     }
 
     /// The response was sent: ends its loan.
     #[inline]
     pub fn release(&mut self, data: ResponseData) {
-        if let ResponseData::Lent(loan) = data {
+        if let ResponseData::Lent(loan, _) = data {
             debug_assert_eq!(loan, self.first, "responses are sent in their order");
-            self.end_first();
+            self.held.pop_front();
+            self.first += 1;
         }
-    }
-
-    fn end_first(&mut self) {
-        self.held.pop_front();
-        self.first += 1;
     }
 
     /// Ends the loans of a connection whose responses are all sent or dropped.
@@ -60,16 +56,10 @@ impl Loans {
         self.held.clear();
     }
 
-    /// Ends loans whose bytes the socket does not take now: copies them, as far as there are buffers.
+    /// Ends all loans, whose bytes the socket does not take now: copies them.
     #[cold]
-    pub fn copy_unsent(&mut self, connection: &mut Connection, pool: &BufferPool) {
-        let (first, mut copied) = (self.first, 0);
-        connection.send_buffer().replace_loans(|loan, unsent| {
-            let mut buffer = pool.take(unsent.len())?;
-            buffer.copy_from_slice(&self.held[(loan - first) as usize][unsent]);
-            copied += 1;
-            Some(DataBuffer::Owned(buffer))
-        });
-        (0..copied).for_each(|_| self.end_first());
+    pub fn copy_unsent(&mut self, connection: &mut Connection) {
+        connection.send_buffer().copy_loans(|loan| &self.held[(loan - self.first) as usize]);
+        self.end_all();
     }
 }

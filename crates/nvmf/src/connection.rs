@@ -39,7 +39,7 @@ use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
-use octokv_base::{BufferPool, DataRef, NamespaceId, Nanos};
+use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
@@ -181,10 +181,9 @@ impl Connection {
             let sent = (*bytes).min(limit_bytes as usize);
             if sent > 0 && sent <= COPY_BYTES_MAX && !self.pdu_writer.params.data_digest {
                 self.counters.count_sent_data(in_flight, sent);
-                let value = DataRef::Borrowed(&buffer[*offset..*offset + sent]);
                 let dw0 = io_commands::data_dw0(in_flight, *bytes);
-                // Short: copied, and nothing of it is lent.
-                self.pdu_writer.write_data_and_success(command_id, value, sent, dw0);
+                let value = &buffer[*offset..*offset + sent];
+                self.pdu_writer.write_short_data_and_success(command_id, value, dw0);
                 return;
             }
         }

@@ -4,13 +4,16 @@
 //! SUCCESS, since a completion always follows (Retrieve returns the value's length in it); no data PDU of
 //! zero bytes, since SPDK's host hangs on one.
 
-use octokv_base::{DataBuffer, DataRef, Received, crc32c};
+use octokv_base::{BufferPool, DataBuffer, DataRef, Received, crc32c};
 use octokv_wire::pdu::{DataHeader, NegotiatedParams, Role, encode_response, flags};
-use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
+use octokv_wire::send_buffer::{COPY_BYTES_MAX, ResponseData, SendBuffer};
 use octokv_wire::{Cqe, Status};
 
 /// More than the headers of a data PDU and a completion have, with padding, in bytes.
 const HEADERS_BYTES_MAX: usize = 512;
+
+/// Unsent bytes of a connection up to which data is lent and not copied: about what a socket takes at once.
+const LENT_BYTES_MAX: usize = 1 << 20;
 
 /// Writes the PDUs of one connection, and tracks its submission queue head.
 #[derive(Debug)]
@@ -74,8 +77,9 @@ impl PduWriter {
     }
 
     /// Appends the first `bytes` bytes of data for the host and a successful completion: short data is copied in place, longer
-    /// data stays where it is until it is sent, as the next loan of this connection unless it is shared. REQUIRES: no data digest
-    /// was negotiated.
+    /// data stays where it is until it is sent, as the next loan of this connection unless it is shared. Data behind more than
+    /// [`LENT_BYTES_MAX`] of unsent bytes is copied to a buffer of `pool`, so that little has to be copied at once when the host does
+    /// not read. Nothing is appended if the pool has no buffer. REQUIRES: no data digest was negotiated.
     #[inline]
     pub fn write_data_and_success(
         &mut self,
@@ -83,39 +87,49 @@ impl PduWriter {
         data: DataRef<'_>,
         bytes: usize,
         dw0: u32,
+        pool: &BufferPool,
     ) -> Received {
         let sent = &data.as_bytes()[..bytes];
-        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
-        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: bytes as u32 };
-        let PduWriter { send_buffer, params, .. } = self;
-        let is_copied = bytes <= COPY_BYTES_MAX;
-        let copied_bytes = if is_copied { bytes } else { 0 };
-        send_buffer.append_up_to(copied_bytes + HEADERS_BYTES_MAX, |out| {
-            out.reserve(copied_bytes + HEADERS_BYTES_MAX);
-            if bytes > 0 {
-                header.encode(Role::Controller, flags::LAST, params, out);
-                out.extend_from_slice(&sent[..copied_bytes]);
-            }
-            if is_copied {
-                encode_response(&cqe, params, out);
-            }
-        });
-        if is_copied {
+        if bytes <= COPY_BYTES_MAX {
+            self.write_short_data_and_success(command_id, sent, dw0);
             return Received::Taken;
         }
-        let received = match data {
-            DataRef::Shared(buffer) => {
-                send_buffer.push_buffer(DataBuffer::Shared(buffer.clone()), 0, bytes);
-                Received::Taken
-            }
+        let mut received = Received::Taken;
+        let source = match data {
+            DataRef::Shared(buffer) => ResponseData::Kept(DataBuffer::Shared(buffer.clone())),
             DataRef::Borrowed(_) => {
-                send_buffer.push_loan(self.loans, bytes);
-                self.loans += 1;
-                Received::Lent(bytes)
+                let Some(reservation) = pool.reserve(bytes) else { return Received::Refused };
+                if self.send_buffer.unsent_bytes() + bytes <= LENT_BYTES_MAX {
+                    received = Received::Lent(bytes);
+                    self.loans += 1;
+                    ResponseData::Lent(self.loans - 1, reservation)
+                } else {
+                    let mut buffer = reservation.into_buffer();
+                    buffer.copy_from_slice(sent);
+                    ResponseData::Kept(DataBuffer::Owned(buffer))
+                }
             }
         };
-        send_buffer.append(|out| encode_response(&cqe, params, out));
+        self.write_data_header(command_id, bytes);
+        self.send_buffer.push_reference(source, 0, bytes);
+        self.write_completion(command_id, Status::SUCCESS, dw0, 0);
         received
+    }
+
+    /// Appends a copy of data, at most [`COPY_BYTES_MAX`] bytes, and a successful completion. REQUIRES: no data digest was negotiated.
+    #[inline]
+    pub fn write_short_data_and_success(&mut self, command_id: u16, sent: &[u8], dw0: u32) {
+        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: sent.len() as u32 };
+        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
+        let PduWriter { send_buffer, params, .. } = self;
+        send_buffer.append_up_to(sent.len() + HEADERS_BYTES_MAX, |out| {
+            out.reserve(sent.len() + HEADERS_BYTES_MAX);
+            if !sent.is_empty() {
+                header.encode(Role::Controller, flags::LAST, params, out);
+                out.extend_from_slice(sent);
+            }
+            encode_response(&cqe, params, out);
+        });
     }
 
     /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.

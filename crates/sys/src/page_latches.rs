@@ -19,8 +19,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A writer has the page.
 const WRITER: u32 = 1 << 31;
-/// A writer waits for the page. There are fewer readers than that: each has a command in flight.
+/// A writer waits for the page.
 const WRITER_WAITS: u32 = 1 << 30;
+/// More readers of a page are refused. Each refused one counts itself for a moment, far fewer than the distance to the next bit.
+const READERS_MAX: u32 = 1 << 29;
 
 /// The latches of pages 0 to `count`.
 #[derive(Debug)]
@@ -41,7 +43,7 @@ impl PageLatches {
         let latches = &self.0[pages];
         for (index, latch) in latches.iter().enumerate() {
             // Acquire: the bytes are read after its last writer has written them.
-            if latch.fetch_add(1, Ordering::Acquire) >= WRITER_WAITS {
+            if latch.fetch_add(1, Ordering::Acquire) >= READERS_MAX {
                 leave(&latches[..=index]);
                 return false;
             }
@@ -72,13 +74,17 @@ impl PageLatches {
     }
 
     /// As [`PageLatches::try_write`] for a caller that tries until it succeeds or calls [`PageLatches::stop_waiting`]: until then, a
-    /// page that refused takes no new readers.
+    /// page that it latched or that refused takes no new readers.
     #[inline]
     pub fn wait_to_write(&self, pages: Range<usize>) -> bool {
         let latches = &self.0[pages];
         for (index, latch) in latches.iter().enumerate() {
             let state = latch.fetch_or(WRITER_WAITS, Ordering::Relaxed) | WRITER_WAITS;
             if state != WRITER_WAITS || !begin_write(latch, state) {
+                // Kept from new readers, or the next try would find one here.
+                for latch in &latches[..index] {
+                    latch.fetch_or(WRITER_WAITS, Ordering::Relaxed);
+                }
                 finish(&latches[..index]);
                 return false;
             }
@@ -150,6 +156,7 @@ mod tests {
         assert!(latches.try_read(1..2));
         assert!(!latches.wait_to_write(0..2));
         assert!(!latches.try_read(1..2) && !latches.try_write(1..2));
+        assert!(!latches.try_read(0..1), "nor on the page that was free");
         latches.end_read(1..2);
         assert!(latches.wait_to_write(0..2));
         assert!(!latches.wait_to_write(1..2), "a second writer waits for the first");

@@ -1,7 +1,7 @@
 //! The unsent bytes of one connection, in order: small parts copied, large values referenced.
 //!
 //! In: headers and small data ([`SendBuffer::append`], [`SendBuffer::push_copy`]), large values by reference
-//! ([`SendBuffer::push_buffer`], [`SendBuffer::push_loan`], [`SendBuffer::push_reference`]). Out: slices for one gathered send
+//! ([`SendBuffer::push_buffer`], [`SendBuffer::push_reference`]). Out: slices for one gathered send
 //! ([`SendBuffer::slices_with`]), then the number of bytes that the socket accepted ([`SendBuffer::advance_with`]).
 //!
 //! ```text
@@ -15,10 +15,9 @@
 //! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
 //! connection accepts no command above its limit, and each slot adds at most one response or one value). Tested below.
 
-use octokv_base::DataBuffer;
+use octokv_base::{BufferReservation, DataBuffer};
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::ops::Range;
 
 /// Maximum size of a copied value, in bytes. At this size a copy costs as much as one more slice costs the kernel.
 pub const COPY_BYTES_MAX: usize = 1024;
@@ -35,8 +34,8 @@ pub enum ResponseData {
     /// This buffer has it.
     Kept(DataBuffer),
     /// The target's device has it, and the sender of the connection holds it: the loan of this number, counted from 0 for each
-    /// connection. Loans are sent in their order.
-    Lent(u64),
+    /// connection. Loans are sent in their order. The reservation is for a copy, if the loan has to end before it is sent.
+    Lent(u64, BufferReservation),
 }
 
 impl ResponseData {
@@ -47,7 +46,7 @@ impl ResponseData {
     fn kept(&self) -> &[u8] {
         match self {
             ResponseData::Kept(buffer) => buffer,
-            ResponseData::Lent(loan) => panic!("this sender holds no loan {loan}"),
+            ResponseData::Lent(loan, _) => panic!("this sender holds no loan {loan}"),
         }
     }
 }
@@ -281,22 +280,17 @@ impl SendBuffer<ResponseData> {
         self.advance_with(count, drop);
     }
 
-    /// Appends the first `bytes` bytes of a loan.
-    ///
-    /// # Panics
-    /// If there is no byte.
-    #[inline]
-    pub fn push_loan(&mut self, loan: u64, bytes: usize) {
-        self.push_reference(ResponseData::Lent(loan), 0, bytes);
-    }
-
-    /// Ends loans, in their order: each is replaced by what `copy` makes of its unsent bytes. Stops where `copy` gives none.
-    pub fn replace_loans(&mut self, mut copy: impl FnMut(u64, Range<usize>) -> Option<DataBuffer>) {
-        for part in &mut self.parts {
-            let SendPart::Referenced { source, from, to } = part else { continue };
-            let ResponseData::Lent(loan) = *source else { continue };
-            let Some(buffer) = copy(loan, *from..*to) else { return };
-            (*source, *from, *to) = (ResponseData::Kept(buffer), 0, *to - *from);
+    /// Ends all loans: each is replaced by a buffer with the bytes that `bytes_of` has for it.
+    pub fn copy_loans<'a>(&mut self, bytes_of: impl Fn(u64) -> &'a [u8]) {
+        for part in std::mem::take(&mut self.parts) {
+            self.parts.push_back(match part {
+                SendPart::Referenced { source: ResponseData::Lent(loan, reservation), from, to } => {
+                    let mut buffer = reservation.into_buffer();
+                    buffer[from..to].copy_from_slice(&bytes_of(loan)[from..to]);
+                    SendPart::Referenced { source: ResponseData::Kept(buffer.into()), from, to }
+                }
+                part => part,
+            });
         }
     }
 
@@ -316,7 +310,7 @@ impl SendBuffer<ResponseData> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::{Buffer, ByteBudget, Prng, SharedBuffer};
+    use octokv_base::{Buffer, BufferPool, ByteBudget, Prng, SharedBuffer};
 
     fn all(send_buffer: &SendBuffer) -> Vec<u8> {
         let mut slices = Vec::new();
@@ -364,36 +358,30 @@ mod tests {
     #[test]
     fn loans_that_end_before_they_are_sent_leave_their_bytes() {
         let lent = [vec![1; 2000], vec![2; 3000], vec![3; 2000]];
+        let pool = BufferPool::new(1 << 20);
         let bytes_of = |data: &ResponseData| match data {
             ResponseData::Kept(buffer) => buffer.to_vec(),
-            ResponseData::Lent(loan) => lent[*loan as usize].clone(),
+            ResponseData::Lent(loan, _) => lent[*loan as usize].clone(),
         };
         let mut send_buffer = SendBuffer::default();
         let mut kept = Buffer::zeroed(1500);
         kept.fill(9);
         for (loan, value) in lent.iter().enumerate() {
+            let reservation = pool.reserve(value.len()).expect("a free pool");
             send_buffer.push_copy(b"head");
-            send_buffer.push_loan(loan as u64, value.len());
+            send_buffer.push_reference(ResponseData::Lent(loan as u64, reservation), 0, value.len());
         }
         send_buffer.push_buffer(kept.into(), 0, 1500);
+        let in_use_bytes = pool.in_use_bytes();
         let mut released = Vec::new();
         send_buffer.advance_with(4 + 2000 + 4 + 1000, |data| released.push(bytes_of(&data)));
         assert_eq!(released, [lent[0].clone()]);
-        // There is memory for one of two.
-        let mut copied = Vec::new();
-        send_buffer.replace_loans(|loan, range| {
-            copied.push((loan, range.clone()));
-            let mut buffer = Buffer::zeroed(range.len());
-            buffer.copy_from_slice(&lent[loan as usize][range]);
-            (loan == 1).then(|| buffer.into())
-        });
-        assert_eq!(copied, [(1, 1000..3000), (2, 0..2000)]);
-        let mut loans = Vec::new();
-        send_buffer.advance_with(2000 + 4 + 2000, |data| {
-            loans.push((matches!(data, ResponseData::Lent(_)), bytes_of(&data)));
-        });
-        assert_eq!(loans, [(false, vec![2; 2000]), (true, vec![3; 2000])]);
-        assert_eq!(all(&send_buffer), [9; 1500]);
+        assert!(pool.in_use_bytes() < in_use_bytes, "a loan that was sent needs no copy");
+        send_buffer.copy_loans(|loan| &lent[loan as usize]);
+        let want = [&[2; 2000][..], b"head", &[3; 2000], &[9; 1500]].concat();
+        assert_eq!(all(&send_buffer), want);
+        send_buffer.advance(want.len());
+        assert_eq!(pool.in_use_bytes(), 0);
     }
 
     #[test]

@@ -217,7 +217,7 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         match receive(DataRef::Shared(&value.bytes)) {
             Received::Taken => Some(FoundNow::Taken),
             // Shared bytes are not lent: a receiver keeps the buffer.
-            Received::Lent(_) => None,
+            Received::Refused | Received::Lent(_) => None,
         }
     }
 

@@ -103,19 +103,21 @@ impl HashCore {
             FoundEntry::Unknown | FoundEntry::Several => return None,
         };
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
-        let mut received = None;
+        let mut received = Received::Refused;
         let read = self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
             let header = self.own_header(bytes, record_ref, key)?;
             let is_current = record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref);
             let value = header.unverified_value_range(bytes).ok().filter(|_| is_current)?;
-            match *received.insert(receive(DataRef::Borrowed(&bytes[value.clone()]))) {
+            received = receive(DataRef::Borrowed(&bytes[value.clone()]));
+            match received {
                 Received::Lent(bytes) => Some(value.start..value.start + bytes),
-                Received::Taken => None,
+                Received::Taken | Received::Refused => None,
             }
         });
-        match read {
-            ReadInPlace::Held(bytes) => Some(FoundNow::Lent(bytes)),
-            ReadInPlace::Done | ReadInPlace::Unavailable => received.map(|_| FoundNow::Taken),
+        match (read, received) {
+            (ReadInPlace::Held(bytes), _) => Some(FoundNow::Lent(bytes)),
+            (_, Received::Taken) => Some(FoundNow::Taken),
+            _ => None,
         }
     }
 

@@ -22,6 +22,7 @@ use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
+use octokv_wire::send_buffer::COPY_BYTES_MAX;
 use octokv_wire::vendor::VendorCommand;
 use smallvec::SmallVec;
 
@@ -176,12 +177,16 @@ impl Connection {
             // What may not begin now, the long way delays or refuses.
             if unsent_bytes <= unsent_bytes_max
                 && self.slots.may_take(capsule.sqe.command_id())
-                && let Some(bytes) = self.complete_at_once(capsule, checked, target, direct)
+                && let Some(bytes) = self.complete_at_once(capsule, checked, target, pool, direct)
             {
                 completed += 1;
                 data_bytes += bytes as u64;
                 consumed_bytes += capsule.pdu_bytes();
-                unsent_bytes = self.unsent_bytes();
+                let before = std::mem::replace(&mut unsent_bytes, self.unsent_bytes());
+                if unsent_bytes - before > COPY_BYTES_MAX as u64 {
+                    // A buffer is reserved for its data, so less is free.
+                    unsent_bytes_max = self.unsent_bytes_max(pool);
+                }
                 continue;
             }
             let (sqe, data) = (capsule.sqe, Capsule { data: capsule.data, has_bad_digest: false });
@@ -217,6 +222,7 @@ impl Connection {
         capsule: &PlainCapsule<'_>,
         checked: &Result<CheckedCommand, Status>,
         target: &DirectTarget<D::Lookup>,
+        pool: &BufferPool,
         direct: &mut D,
     ) -> Option<usize> {
         let Ok(checked) = checked else { return None };
@@ -229,7 +235,7 @@ impl Connection {
                     let value_bytes = value.as_bytes().len();
                     sent_bytes = value_bytes.min(limit_bytes as usize);
                     let dw0 = io_commands::data_dw0(in_flight, value_bytes);
-                    writer.write_data_and_success(command_id, value, sent_bytes, dw0)
+                    writer.write_data_and_success(command_id, value, sent_bytes, dw0, pool)
                 };
                 let exists = direct.retrieve(key, lookup, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Retrieve);
@@ -260,7 +266,7 @@ impl Connection {
                 let mut receive = |blocks: DataRef<'_>| {
                     let blocks_bytes = blocks.as_bytes().len();
                     let dw0 = io_commands::data_dw0(in_flight, blocks_bytes);
-                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0)
+                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0, pool)
                 };
                 direct.read_blocks(range, &mut receive)?;
                 self.counters.count_operation(CountedOperation::Read);

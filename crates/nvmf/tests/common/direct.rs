@@ -42,7 +42,7 @@ pub fn give(data: DataRef<'_>, loans: &mut Vec<Vec<u8>>, receive: &mut ReceiveDa
 pub fn resolve<'a>(loans: &'a [Vec<u8>], data: &'a ResponseData) -> &'a [u8] {
     match data {
         ResponseData::Kept(buffer) => buffer,
-        ResponseData::Lent(loan) => &loans[*loan as usize],
+        ResponseData::Lent(loan, _) => &loans[*loan as usize],
     }
 }
 
