@@ -1,4 +1,4 @@
-//! The operations of the hash engine on one core: put, get, delete, exist, list and flush.
+//! The changes that one core makes: put, delete and flush; and what reads and changes share.
 //!
 //! A put on a volatile device may be dropped at any await: what it holds are guards. On a durable volume a write has shared
 //! its journal batch with others, so [`super::handle`] lets it run to its end.
@@ -15,22 +15,15 @@ use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
 use crate::common::journal::JournalEntry;
 use crate::direct::FoundEntry;
-use crate::{
-    Capability, DeleteOutcome, EngineError, KeySink, KeyStatus, PrefetchStage, PutMode, PutOptions,
-    PutOutcome, PutValue, StoredValue, VolumePlace,
-};
+use crate::{Capability, DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue, VolumePlace};
 use octokv_base::{Buffer, BufferPool, Key, Lba, UnixTime, Version};
 use octokv_device::{Device, DeviceError, DeviceFuture};
-use smallvec::SmallVec;
 use std::cell::Cell;
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-
-/// Keys of a listing that are read at once, between two yield points.
-const LIST_PAGE_KEYS: usize = 16;
 
 /// Sequence numbers that a core reserves at once, on a volatile volume.
 const SEQUENCES_RESERVED: u64 = 1024;
@@ -50,7 +43,7 @@ fn lacking_for(options: &PutOptions) -> Option<Capability> {
 pub struct HashCore {
     pub(super) volume: Arc<HashVolume>,
     pub(super) device: Rc<dyn Device>,
-    pool: BufferPool,
+    pub(super) pool: BufferPool,
     readers: EpochReaders,
     /// The bitmap partition from which this core allocates.
     pub(super) preferred_partition: Cell<usize>,
@@ -61,7 +54,7 @@ pub struct HashCore {
 }
 
 /// Whether a record on the device is a key's.
-enum KeyMatch {
+pub(super) enum KeyMatch {
     /// The key's record.
     Match(RecordHeader),
     /// Another key's record.
@@ -108,11 +101,11 @@ impl HashCore {
         next
     }
 
-    fn lba(&self, location: u64) -> Lba {
+    pub(super) fn lba(&self, location: u64) -> Lba {
         self.volume.lba(location)
     }
 
-    fn corrupt(&self, record_ref: RecordRef) -> EngineError {
+    pub(super) fn corrupt(&self, record_ref: RecordRef) -> EngineError {
         EngineError::Corrupt { lba: self.lba(record_ref.location).0, place: VolumePlace::default() }
     }
 
@@ -156,7 +149,7 @@ impl HashCore {
 
     /// Whether the record in `bytes`, or its prefix, is the one that the index names and the key's.
     #[inline]
-    fn match_key(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> KeyMatch {
+    pub(super) fn match_key(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> KeyMatch {
         let Ok((header, found_key)) = self.volume.record_header(bytes) else {
             return KeyMatch::Damaged;
         };
@@ -178,13 +171,13 @@ impl HashCore {
 
     /// Starts to read so many bytes of a record. `None` if there is no buffer. REQUIRES: the caller is in an epoch since it
     /// took the reference from the index.
-    fn start_read(&self, record_ref: RecordRef, bytes: usize) -> Option<DeviceFuture> {
+    pub(super) fn start_read(&self, record_ref: RecordRef, bytes: usize) -> Option<DeviceFuture> {
         let buffer = self.pool.take(bytes)?;
         Some(self.device.read(self.lba(record_ref.location), buffer))
     }
 
     /// Reads `prefix_bytes` of a record, or all of a shorter one, and compares its key.
-    async fn read_record(
+    pub(super) async fn read_record(
         &self,
         record_ref: RecordRef,
         key: &Key,
@@ -239,28 +232,6 @@ impl HashCore {
         }
         let candidates = self.volume.candidates(hash);
         Ok(Predecessor::Verified(self.resolve_candidates(&candidates, key).await?))
-    }
-
-    /// Finds the key's record and reads `prefix_bytes` of it, or all of a shorter one.
-    async fn find_record(
-        &self,
-        key: &Key,
-        prefix_bytes: usize,
-    ) -> Result<Option<(RecordHeader, Buffer, RecordRef)>, EngineError> {
-        let _epoch_guard = self.readers.enter(&self.volume.epochs);
-        let candidates = self.volume.candidates(self.volume.hash(key));
-        let mut damaged = None;
-        for &record_ref in &candidates {
-            match self.read_record(record_ref, key, prefix_bytes).await? {
-                (KeyMatch::Match(header), buffer) => return Ok(Some((header, buffer, record_ref))),
-                (KeyMatch::OtherKey, _) => {}
-                (KeyMatch::Damaged, _) => damaged = Some(record_ref),
-            }
-        }
-        match damaged {
-            Some(record_ref) => Err(self.corrupt(record_ref)),
-            None => Ok(None),
-        }
     }
 
     /// Encodes the record in its buffer and starts its write. Gives its sequence number.
@@ -445,56 +416,6 @@ impl HashCore {
         stored
     }
 
-    /// [`Engine::get`](crate::Engine::get).
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
-        let epoch_guard = self.enter_epoch();
-        let record_ref = match self.volume.find_entry(self.volume.hash(key)) {
-            FoundEntry::Missing => return Ok(None),
-            FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
-            FoundEntry::Several | FoundEntry::Unknown => {
-                drop(epoch_guard);
-                // Boxed because it is rare: it would enlarge every get's future.
-                return match Box::pin(self.find_record(key, usize::MAX / 2)).await? {
-                    Some((header, buffer, record_ref)) => self.stored_value(header, buffer, record_ref),
-                    None => Ok(None),
-                };
-            }
-        };
-        let bytes = record_ref.units as usize * self.volume.unit_bytes();
-        let buffer = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?.await.into_read()?;
-        drop(epoch_guard);
-        match self.match_key(&buffer, record_ref, key) {
-            KeyMatch::Match(header) => self.stored_value(header, buffer, record_ref),
-            KeyMatch::OtherKey => Ok(None),
-            KeyMatch::Damaged => Err(self.corrupt(record_ref)),
-        }
-    }
-
-    /// The value of a record, if it is intact.
-    fn stored_value(
-        &self,
-        header: RecordHeader,
-        buffer: Buffer,
-        record_ref: RecordRef,
-    ) -> Result<Option<StoredValue>, EngineError> {
-        let Ok(value) = self.volume.value_range(&header, &buffer) else {
-            return Err(self.corrupt(record_ref));
-        };
-        let (offset, bytes) = (value.start as u32, value.len() as u32);
-        let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
-        Ok(Some(StoredValue {
-            buffer: buffer.into(),
-            offset,
-            bytes,
-            value_bytes: bytes,
-            version,
-            expires_at,
-        }))
-    }
-
     /// [`Engine::delete_with`](crate::Engine::delete_with). On a volatile volume it has no await behind its lock but reads.
     ///
     /// # Errors
@@ -527,57 +448,6 @@ impl HashCore {
         Ok(DeleteOutcome::Deleted)
     }
 
-    /// [`Engine::status`](crate::Engine::status).
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
-        let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
-        Ok(found.map(|(header, ..)| KeyStatus {
-            value_bytes: header.value_bytes,
-            version: Version::NONE,
-            expires_at: UnixTime::NEVER,
-        }))
-    }
-
-    /// [`Engine::list`](crate::Engine::list).
-    ///
-    /// # Errors
-    /// As there.
-    pub(super) async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
-        let (mut partition, mut tag) = match start.is_empty() {
-            true => (0, 0),
-            false => self.volume.partition_and_tag(self.volume.hash(start)),
-        };
-        let mut reads = SmallVec::<[_; LIST_PAGE_KEYS]>::new();
-        while partition < self.volume.partitions.len() {
-            sink.yield_point().await;
-            let _epoch_guard = self.readers.enter(&self.volume.epochs);
-            let next = self.volume.read_page(partition, tag, &mut reads, |entry| {
-                let bytes =
-                    record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
-                let record_ref = entry.record_ref();
-                let buffer = self.pool.take(bytes.min(record_ref.units as usize * self.volume.unit_bytes()));
-                buffer.map(|buffer| (record_ref, self.device.read(self.lba(record_ref.location), buffer)))
-            });
-            let mut has_space = true;
-            for read in reads.drain(..) {
-                let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
-                let buffer = pending.await.into_read()?;
-                // A damaged record has no key to list; `check` reports it, and so does a read of its key.
-                let Ok((header, key)) = self.volume.record_header(&buffer) else { continue };
-                if has_space && self.volume.matches_identity(record_ref, header.identity) {
-                    has_space = sink.offer(key);
-                }
-            }
-            if !has_space {
-                return Ok(());
-            }
-            (partition, tag) = next;
-        }
-        Ok(())
-    }
-
     /// [`Engine::flush`](crate::Engine::flush).
     ///
     /// # Errors
@@ -585,25 +455,6 @@ impl HashCore {
     pub(super) async fn flush(&self) -> Result<(), EngineError> {
         flush_deferred(self).await?;
         flush_device(self).await
-    }
-
-    /// [`Engine::prefetch`](crate::Engine::prefetch).
-    pub(super) fn prefetch(&self, key: &Key, stage: PrefetchStage) {
-        // Only memory benefits from a prefetch of the record.
-        if stage == PrefetchStage::Record && !self.volume.volatile {
-            return;
-        }
-        let hash = self.volume.hash(key);
-        match stage {
-            PrefetchStage::Partition => self.volume.prefetch_partition(hash),
-            PrefetchStage::Entry => self.volume.prefetch_entry(hash),
-            // Needs no epoch: a prefetch does not read the bytes.
-            PrefetchStage::Record => {
-                if let Some(record_ref) = self.volume.likely_record(hash) {
-                    self.device.prefetch_read(self.lba(record_ref.location), 1);
-                }
-            }
-        }
     }
 }
 

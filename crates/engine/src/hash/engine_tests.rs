@@ -1,6 +1,7 @@
 //! Operations of the hash engine in cases that need its inside: colliding tags, held locks, epochs and owners.
 
 use super::*;
+use crate::PrefetchStage;
 use crate::conformance::{key_of, record_of, value_of};
 use crate::contract_clauses::Clauses;
 use crate::hash::{HashEngine, index, open};

@@ -20,7 +20,7 @@
 //! - [`index`]: the structure in memory that no other engine has.
 //! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
-//! - `volume`: the state that all cores share. `engine`: the operations of one core; `scan`: its scan of a ring range.
+//! - `volume`: the state that all cores share. `engine`: the changes of one core; `reads`: its reads; `scan`: its scan of a ring range.
 //!   `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
@@ -32,6 +32,7 @@ pub mod format;
 mod handle;
 pub mod index;
 pub mod journal;
+mod reads;
 pub mod record;
 pub mod recovery;
 mod salvage;

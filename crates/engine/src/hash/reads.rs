@@ -1,0 +1,159 @@
+//! Operations that change nothing: get, status, list and prefetch.
+//!
+//! In: keys. Out: what the index and the records say. Invariant: a reader is in an epoch from its look at the index until it has
+//! read the record, so that the record's space is not given away meanwhile.
+
+use super::engine::{HashCore, KeyMatch};
+use super::index::{IndexEntry, RecordRef};
+use super::record::{HEADER_BYTES, RecordHeader, record_bytes};
+use crate::direct::FoundEntry;
+use crate::{EngineError, KeySink, KeyStatus, PrefetchStage, StoredValue};
+use octokv_base::{Buffer, Key, UnixTime, Version};
+use smallvec::SmallVec;
+
+/// Keys of a listing that are read at once, between two yield points.
+const LIST_PAGE_KEYS: usize = 16;
+
+impl HashCore {
+    /// [`Engine::get`](crate::Engine::get).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+        let epoch_guard = self.enter_epoch();
+        let record_ref = match self.volume.find_entry(self.volume.hash(key)) {
+            FoundEntry::Missing => return Ok(None),
+            FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
+            FoundEntry::Several | FoundEntry::Unknown => {
+                drop(epoch_guard);
+                // Boxed because it is rare: it would enlarge every get's future.
+                return match Box::pin(self.find_record(key, usize::MAX / 2)).await? {
+                    Some((header, buffer, record_ref)) => self.stored_value(header, buffer, record_ref),
+                    None => Ok(None),
+                };
+            }
+        };
+        let bytes = record_ref.units as usize * self.volume.unit_bytes();
+        let buffer = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?.await.into_read()?;
+        drop(epoch_guard);
+        match self.match_key(&buffer, record_ref, key) {
+            KeyMatch::Match(header) => self.stored_value(header, buffer, record_ref),
+            KeyMatch::OtherKey => Ok(None),
+            KeyMatch::Damaged => Err(self.corrupt(record_ref)),
+        }
+    }
+
+    /// The value of a record, if it is intact.
+    fn stored_value(
+        &self,
+        header: RecordHeader,
+        buffer: Buffer,
+        record_ref: RecordRef,
+    ) -> Result<Option<StoredValue>, EngineError> {
+        let Ok(value) = self.volume.value_range(&header, &buffer) else {
+            return Err(self.corrupt(record_ref));
+        };
+        let (offset, bytes) = (value.start as u32, value.len() as u32);
+        let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
+        Ok(Some(StoredValue {
+            buffer: buffer.into(),
+            offset,
+            bytes,
+            value_bytes: bytes,
+            version,
+            expires_at,
+        }))
+    }
+
+    /// Finds the key's record and reads `prefix_bytes` of it, or all of a shorter one.
+    async fn find_record(
+        &self,
+        key: &Key,
+        prefix_bytes: usize,
+    ) -> Result<Option<(RecordHeader, Buffer, RecordRef)>, EngineError> {
+        let _epoch_guard = self.enter_epoch();
+        let candidates = self.volume.candidates(self.volume.hash(key));
+        let mut damaged = None;
+        for &record_ref in &candidates {
+            match self.read_record(record_ref, key, prefix_bytes).await? {
+                (KeyMatch::Match(header), buffer) => return Ok(Some((header, buffer, record_ref))),
+                (KeyMatch::OtherKey, _) => {}
+                (KeyMatch::Damaged, _) => damaged = Some(record_ref),
+            }
+        }
+        match damaged {
+            Some(record_ref) => Err(self.corrupt(record_ref)),
+            None => Ok(None),
+        }
+    }
+
+    /// [`Engine::status`](crate::Engine::status).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
+        let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
+        Ok(found.map(|(header, ..)| KeyStatus {
+            value_bytes: header.value_bytes,
+            version: Version::NONE,
+            expires_at: UnixTime::NEVER,
+        }))
+    }
+
+    /// [`Engine::list`](crate::Engine::list).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        let (mut partition, mut tag) = match start.is_empty() {
+            true => (0, 0),
+            false => self.volume.partition_and_tag(self.volume.hash(start)),
+        };
+        let mut reads = SmallVec::<[_; LIST_PAGE_KEYS]>::new();
+        while partition < self.volume.partitions.len() {
+            sink.yield_point().await;
+            let _epoch_guard = self.enter_epoch();
+            let next = self.volume.read_page(partition, tag, &mut reads, |entry| {
+                let bytes =
+                    record_bytes(octokv_base::KEY_BYTES_MAX, 0).next_multiple_of(self.volume.unit_bytes());
+                let record_ref = entry.record_ref();
+                let buffer = self.pool.take(bytes.min(record_ref.units as usize * self.volume.unit_bytes()));
+                buffer.map(|buffer| (record_ref, self.device.read(self.lba(record_ref.location), buffer)))
+            });
+            let mut has_space = true;
+            for read in reads.drain(..) {
+                let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
+                let buffer = pending.await.into_read()?;
+                // A damaged record has no key to list; `check` reports it, and so does a read of its key.
+                let Ok((header, key)) = self.volume.record_header(&buffer) else { continue };
+                if has_space && self.volume.matches_identity(record_ref, header.identity) {
+                    has_space = sink.offer(key);
+                }
+            }
+            if !has_space {
+                return Ok(());
+            }
+            (partition, tag) = next;
+        }
+        Ok(())
+    }
+
+    /// [`Engine::prefetch`](crate::Engine::prefetch).
+    pub(super) fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        // Only memory benefits from a prefetch of the record.
+        if stage == PrefetchStage::Record && !self.volume.volatile {
+            return;
+        }
+        let hash = self.volume.hash(key);
+        match stage {
+            PrefetchStage::Partition => self.volume.prefetch_partition(hash),
+            PrefetchStage::Entry => self.volume.prefetch_entry(hash),
+            // Needs no epoch: a prefetch does not read the bytes.
+            PrefetchStage::Record => {
+                if let Some(record_ref) = self.volume.likely_record(hash) {
+                    self.device.prefetch_read(self.lba(record_ref.location), 1);
+                }
+            }
+        }
+    }
+}
