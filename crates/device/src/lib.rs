@@ -102,7 +102,7 @@ impl IoResult {
 /// What became of a read in place.
 #[derive(Debug)]
 pub enum ReadInPlace {
-    /// Nothing was called: the bytes are not in memory, not in one piece, or being written.
+    /// Nothing was called: the bytes are not in memory, not in one piece, or a writer has them or waits for them.
     Unavailable,
     /// The bytes were read.
     Done,

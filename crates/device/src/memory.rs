@@ -1,7 +1,7 @@
 //! A RAM disk: as fast as a memory copy; its contents end with the process.
 //!
-//! In: reads and writes from any core. Out: their completions, at once unless another core has the same page of memory, or
-//! holds it to send it. Holds: the blocks, in one mapping of huge pages, whose pages have a latch each, so that cores contend
+//! In: reads and writes from any core. Out: their completions, at once unless another core reads or writes the same page of
+//! memory, a response is sent from it, or a writer waits for it. Holds: the blocks, in one mapping of huge pages, whose pages have a latch each, so that cores contend
 //! only for the same page.
 //! Invariants: all memory is touched at creation, so that no write page-faults; a read or write is atomic as a whole.
 

@@ -293,8 +293,8 @@ impl ConnectionIo {
         }
     }
 
-    /// Sends at most a quantum, as much as the socket takes in one call; ends all loans if it takes less. Returns the bytes sent,
-    /// 0 if the connection is broken; `None` if there was nothing to send or the socket buffer is full.
+    /// Sends at most a quantum, as much as the socket takes in one call; ends all loans if it takes less. Returns the bytes sent, 0 if
+    /// the connection is broken or only loans ended; `None` if there was nothing to send or the socket buffer is full.
     pub fn send(&mut self, sockets: &mut impl Sockets, slices: &mut Vec<IoSlice<'static>>) -> Option<usize> {
         if self.socket_closed || self.connection.send_buffer().is_empty() {
             self.loans.end_all();
@@ -320,6 +320,8 @@ impl ConnectionIo {
         };
         if is_partial && !self.loans.is_empty() {
             self.loans.copy_unsent(&mut self.connection);
+            // The copy took time, which is the connection's.
+            return bytes.or(Some(0));
         }
         bytes
     }

@@ -20,7 +20,7 @@ pub struct HugePageBuffer {
 
 // SAFETY: the buffer is the only owner of its memory, as a boxed slice is.
 unsafe impl Send for HugePageBuffer {}
-// SAFETY: a shared reference only gives shared access to the bytes.
+// SAFETY: a shared reference only gives shared access to the bytes. What writes by the pointer of `start` excludes that by itself.
 unsafe impl Sync for HugePageBuffer {}
 
 impl HugePageBuffer {

@@ -105,7 +105,7 @@ impl Engine for HashEngine {
         self.core.get(key)
     }
 
-    /// The record has one checksum: a part of its value needs all of it.
+    /// The record of a durable volume has one checksum: a part of its value needs all of it.
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
         let whole = self.core.get(key).await?;
         Ok(whole.map(|value| {

@@ -7,7 +7,7 @@
 //!  48  key, zeros to value_offset(key bytes), value, zeros to the end of the last unit
 //! ```
 //! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value. A record on
-//! a volatile device has no checksums: memory is trusted, as its copy in any cache would be.
+//! a volatile device has no checksums, and any bytes in place of the zeros: memory is trusted, as its copy in any cache would be.
 //! The record contains its own location, which detects misdirected writes, and a sequence number whose fingerprint is in
 //! the index, which detects stale reads.
 

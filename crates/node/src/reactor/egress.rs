@@ -95,11 +95,11 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
             let connection_time = stage_time.since(std::mem::take(&mut time_before));
             self.budget.send_time = self.budget.send_time + connection_time;
             let Some(io) = self.connections.get_mut(index) else { continue };
-            let tenant = io.tenant.unwrap_or(OVERFLOW_TENANT);
-            self.accounting.charge(tenant, connection_time);
-            self.budget.account(&mut io.usage, connection_time);
             if let Some(bytes) = sent {
+                let tenant = io.tenant.unwrap_or(OVERFLOW_TENANT);
+                self.accounting.charge(tenant, connection_time);
                 self.accounting.metrics.add_bytes(tenant, bytes);
+                self.budget.account(&mut io.usage, connection_time);
                 io.send_quantum.adjust(bytes, connection_time, share);
             }
             io.in_send_list = !io.socket_closed && !io.connection.send_buffer().is_empty();
