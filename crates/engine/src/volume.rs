@@ -37,6 +37,8 @@ pub enum HashKind {
 pub struct FormatConfig {
     /// The engine of the volume, and of the namespace that it is opened for.
     pub engine: EngineKind,
+    /// The version of the engine's format; an engine of which there is only one ignores it.
+    pub version: u16,
     /// The unit in bytes: 512, 1024, 2048 or 4096, and at least the device's block. A record takes whole units. `None`
     /// selects the smallest whose write needs no read below ([`Device::preferred_write_bytes`]) and that suits the device's
     /// size and the longest value.
@@ -57,6 +59,7 @@ impl Default for FormatConfig {
     fn default() -> FormatConfig {
         FormatConfig {
             engine: EngineKind::Hash,
+            version: 1,
             unit_bytes: None,
             hash: HashKind::Xxh3,
             bitmap_partitions_log2: 4,

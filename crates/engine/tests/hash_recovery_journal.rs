@@ -8,7 +8,7 @@ use octokv_engine::common::superblock::COUNT_MAX;
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::index::{IndexEntry, RECORD_UNITS_MAX, RecordRef, TAG_BITS, fingerprint};
 use octokv_engine::hash::journal::IndexChange;
-use octokv_engine::hash::record::RecordId;
+use octokv_engine::hash::record::{RecordFlags, RecordFormat, RecordId};
 use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
 use octokv_engine::{IndexMismatch, MetadataStructure, OpenError};
 use octokv_runtime::block_on;
@@ -25,7 +25,14 @@ fn small_volume() -> CraftedVolume {
 fn put_entry(number: u64, location: u64, units: u32) -> IndexChange {
     // Spread over the table.
     let hash = u128::from(number * ((1 << TAG_BITS) / 30_000)) << (128 - TAG_BITS);
-    IndexChange { hash, new_location: location, old_location: 0, sequence: number, units }
+    IndexChange {
+        hash,
+        new_location: location,
+        old_location: 0,
+        sequence: number,
+        units,
+        flags: RecordFlags::NONE,
+    }
 }
 
 /// A volume with a journal of `batches` batches from `unit` on, all but the last, which is empty, known durable.
@@ -259,11 +266,13 @@ struct Replacement {
     new: u64,
 }
 
-fn replacement() -> Replacement {
+fn replacement(format: RecordFormat) -> Replacement {
     let mut volume = small_volume();
+    volume.superblock.format = format;
     let (key, old) = (key_of(0), volume.superblock.data_start_unit + 10);
     let tag = (volume.hash(&key) >> (128 - TAG_BITS)) as u64;
-    let record_ref = RecordRef { location: old, units: 1, fingerprint: fingerprint(7) };
+    let record_ref =
+        RecordRef { location: old, units: 1, fingerprint: fingerprint(format, 7, RecordFlags::NONE) };
     volume.write_checkpoint(&[vec![IndexEntry::new(tag, record_ref)]]);
     volume.write_record(old, 7, &key);
     Replacement { volume, key, old, new: old + 1 }
@@ -271,148 +280,184 @@ fn replacement() -> Replacement {
 
 /// The journal entry with which record 8 of `key`, at `new`, replaces the one at `old`.
 fn replacing_entry(volume: &CraftedVolume, key: &Key, old: u64, new: u64) -> IndexChange {
-    IndexChange { hash: volume.hash(key), new_location: new, old_location: old, sequence: 8, units: 1 }
+    IndexChange {
+        hash: volume.hash(key),
+        new_location: new,
+        old_location: old,
+        sequence: 8,
+        units: 1,
+        flags: RecordFlags::NONE,
+    }
 }
 
 #[test]
 fn an_entry_that_is_not_known_durable_counts_only_with_its_own_intact_record() {
-    let Replacement { volume, key, old, new } = replacement();
-    let entry = replacing_entry(&volume, &key, old, new);
-    volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
-    let own = RecordId { volume_id: 77, sequence: 8, location: new, namespace: 1 };
-    let table = [
-        (own, true),
-        (RecordId { sequence: 9, ..own }, false),
-        (RecordId { volume_id: 78, ..own }, false),
-        (RecordId { location: old, ..own }, false),
-    ];
-    let check = |volume: &CraftedVolume, is_applied: bool, context: &str| {
-        let report = volume.verify().unwrap();
-        let want = (1, u64::from(!is_applied));
-        assert_eq!((report.keys, report.dropped_entries), want, "{context}");
-        let device = volume.prepared();
-        let engine = volume.open_on(&device).unwrap();
-        assert!(block_on(engine.get(&key), || ()).unwrap().is_some(), "{context}");
-        // Later batches would mark it as durable: the checkpoint comes first.
-        assert_eq!(engine.statistics().checkpoints, 1, "{context}");
-        // Which of both records the index names: the other one's space is free.
-        drop(engine);
-        let lba = volume.lba(if is_applied { new } else { old });
-        device.damage(lba, 20);
-        let problems = volume.verify_on(&device).unwrap().problems;
-        assert_eq!(problems.iter().map(|problem| problem.lba).collect::<Vec<_>>(), [lba], "{context}");
-    };
-    check(&volume, false, "no record");
-    for (identity, is_applied) in table {
-        let volume = volume.clone();
-        volume.write_record_as(new, identity, &key);
-        check(&volume, is_applied, &format!("{identity:?}"));
-        let damaged = volume.clone();
-        damaged.device.damage(volume.lba(new), 20);
-        check(&damaged, false, "a damaged record");
+    for format in [RecordFormat::V1, RecordFormat::V2] {
+        let Replacement { volume, key, old, new } = replacement(format);
+        let entry = replacing_entry(&volume, &key, old, new);
+        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+        let own = RecordId { volume_id: 77, sequence: 8, location: new };
+        let table = [
+            (own, true),
+            (RecordId { sequence: 9, ..own }, false),
+            (RecordId { volume_id: 78, ..own }, false),
+            (RecordId { location: old, ..own }, false),
+        ];
+        let check = |volume: &CraftedVolume, is_applied: bool, context: &str| {
+            let report = volume.verify().unwrap();
+            let want = (1, u64::from(!is_applied));
+            assert_eq!((report.keys, report.dropped_entries), want, "{context}");
+            let device = volume.prepared();
+            let engine = volume.open_on(&device).unwrap();
+            assert!(block_on(engine.get(&key), || ()).unwrap().is_some(), "{context}");
+            // Later batches would mark it as durable: the checkpoint comes first.
+            assert_eq!(engine.statistics().checkpoints, 1, "{context}");
+            // Which of both records the index names: the other one's space is free.
+            drop(engine);
+            let lba = volume.lba(if is_applied { new } else { old });
+            device.damage(lba, 20);
+            let problems = volume.verify_on(&device).unwrap().problems;
+            assert_eq!(problems.iter().map(|problem| problem.lba).collect::<Vec<_>>(), [lba], "{context}");
+        };
+        check(&volume, false, "no record");
+        for (identity, is_applied) in table {
+            let volume = volume.clone();
+            volume.write_record_as(new, identity, &key);
+            check(&volume, is_applied, &format!("{identity:?}"));
+            let damaged = volume.clone();
+            damaged.device.damage(volume.lba(new), 20);
+            check(&damaged, false, "a damaged record");
+        }
+        // A record that cannot be read may be intact: reads of its key report the device.
+        let unreadable = CraftedVolume { faults: FaultPlan::default(), ..volume.clone() };
+        let lba = volume.lba(new);
+        unreadable.faults.add(FaultRule::within(
+            OpFilter::Read,
+            Lba(lba),
+            Lba(lba + 1),
+            InjectedFault::Error(5),
+        ));
+        let engine = unreadable.open().unwrap();
+        assert!(matches!(block_on(engine.get(&key), || ()), Err(EngineError::Device { .. })));
     }
-    // A record that cannot be read may be intact: reads of its key report the device.
-    let unreadable = CraftedVolume { faults: FaultPlan::default(), ..volume.clone() };
-    let lba = volume.lba(new);
-    unreadable.faults.add(FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5)));
-    let engine = unreadable.open().unwrap();
-    assert!(matches!(block_on(engine.get(&key), || ()), Err(EngineError::Device { .. })));
 }
 
 /// Two failed reads of a torn record, and recovery replaced the previous value by it: the key was corrupt for good.
 #[test]
 fn a_read_error_that_passes_does_not_decide_whether_an_entry_counts() {
-    for (is_torn, failures) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
-        let Replacement { volume, key, old, new } = replacement();
-        let (hash, lba) = (volume.hash(&key), volume.lba(new));
-        let entry = IndexChange { hash, new_location: new, old_location: old, sequence: 8, units: 1 };
-        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
-        volume.write_record(new, 8, &key);
-        if is_torn {
-            volume.device.damage(lba, 20);
+    for format in [RecordFormat::V1, RecordFormat::V2] {
+        for (is_torn, failures) in [(false, 1), (false, 2), (true, 1), (true, 2)] {
+            let Replacement { volume, key, old, new } = replacement(format);
+            let (hash, lba) = (volume.hash(&key), volume.lba(new));
+            let entry = IndexChange {
+                hash,
+                new_location: new,
+                old_location: old,
+                sequence: 8,
+                units: 1,
+                flags: RecordFlags::NONE,
+            };
+            volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+            volume.write_record(new, 8, &key);
+            if is_torn {
+                volume.device.damage(lba, 20);
+            }
+            let fails = FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
+            volume.faults.add(FaultRule { times: failures, ..fails });
+            let engine = volume.open().unwrap();
+            let found = block_on(engine.get(&key), || ());
+            assert!(matches!(found, Ok(Some(_))), "torn: {is_torn}, {failures} failures");
         }
-        let fails = FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
-        volume.faults.add(FaultRule { times: failures, ..fails });
-        let engine = volume.open().unwrap();
-        let found = block_on(engine.get(&key), || ());
-        assert!(matches!(found, Ok(Some(_))), "torn: {is_torn}, {failures} failures");
     }
 }
 
 #[test]
 fn a_batch_that_one_recovery_could_not_read_does_not_appear_in_the_next() {
-    for copy in [0, 1] {
-        let Replacement { volume, key, old, new } = replacement();
-        let entry = replacing_entry(&volume, &key, old, new);
-        // A crash while the batch was written: it is in one copy alone.
-        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
-        volume.write_record(new, 8, &key);
-        volume.device.damage(volume.journal_lbas(0)[1 - copy], 20);
-        let names_new = |failures: u32| {
-            let volume = CraftedVolume { faults: FaultPlan::default(), ..volume.clone() };
-            let device = volume.prepared();
-            if failures > 0 {
-                let lba = volume.journal_lbas(0)[copy];
-                let fails =
-                    FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
-                volume.faults.add(FaultRule { times: failures, ..fails });
-            }
-            drop(volume.open_on(&device).unwrap());
-            // What an opening that reads everything finds now.
-            device.damage(volume.lba(old), 20);
-            volume.verify_on(&device).unwrap().problems.is_empty()
-        };
-        // The first failure is that of a long read, which is repeated with the batch alone.
-        assert_eq!([0, 1, 2, 3].map(names_new), [true, true, false, false], "copy {copy}");
+    for format in [RecordFormat::V1, RecordFormat::V2] {
+        for copy in [0, 1] {
+            let Replacement { volume, key, old, new } = replacement(format);
+            let entry = replacing_entry(&volume, &key, old, new);
+            // A crash while the batch was written: it is in one copy alone.
+            volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+            volume.write_record(new, 8, &key);
+            volume.device.damage(volume.journal_lbas(0)[1 - copy], 20);
+            let names_new = |failures: u32| {
+                let volume = CraftedVolume { faults: FaultPlan::default(), ..volume.clone() };
+                let device = volume.prepared();
+                if failures > 0 {
+                    let lba = volume.journal_lbas(0)[copy];
+                    let fails =
+                        FaultRule::within(OpFilter::Read, Lba(lba), Lba(lba + 1), InjectedFault::Error(5));
+                    volume.faults.add(FaultRule { times: failures, ..fails });
+                }
+                drop(volume.open_on(&device).unwrap());
+                // What an opening that reads everything finds now.
+                device.damage(volume.lba(old), 20);
+                volume.verify_on(&device).unwrap().problems.is_empty()
+            };
+            // The first failure is that of a long read, which is repeated with the batch alone.
+            assert_eq!([0, 1, 2, 3].map(names_new), [true, true, false, false], "copy {copy}");
+        }
     }
 }
 
 #[test]
 fn a_change_of_a_dropped_entry_replaces_the_record_before_it() {
-    for deletes in [false, true] {
-        let Replacement { volume, key, old, new } = replacement();
-        let dropped = replacing_entry(&volume, &key, old, new);
-        let next = match deletes {
-            true => IndexChange { new_location: 0, old_location: new, sequence: 0, units: 0, ..dropped },
-            false => IndexChange { new_location: new + 1, old_location: new, sequence: 9, ..dropped },
-        };
-        volume.write_record(new + 1, 9, &key);
-        let first = volume.write_batch(0, &volume.header(5, 50, 4), &[dropped]);
-        volume.write_batch(first, &volume.header(6, 51, 4), &[next]);
-        let report = volume.verify().unwrap();
-        let want = if deletes { 0 } else { 1 };
-        assert_eq!((report.keys, report.used_bytes, report.dropped_entries), (want, want * 1_024, 1));
-        assert!(report.problems.is_empty(), "{:?}", report.problems);
+    for format in [RecordFormat::V1, RecordFormat::V2] {
+        for deletes in [false, true] {
+            let Replacement { volume, key, old, new } = replacement(format);
+            let dropped = replacing_entry(&volume, &key, old, new);
+            let next = match deletes {
+                true => IndexChange { new_location: 0, old_location: new, sequence: 0, units: 0, ..dropped },
+                false => IndexChange { new_location: new + 1, old_location: new, sequence: 9, ..dropped },
+            };
+            volume.write_record(new + 1, 9, &key);
+            let first = volume.write_batch(0, &volume.header(5, 50, 4), &[dropped]);
+            volume.write_batch(first, &volume.header(6, 51, 4), &[next]);
+            let report = volume.verify().unwrap();
+            let want = if deletes { 0 } else { 1 };
+            assert_eq!((report.keys, report.used_bytes, report.dropped_entries), (want, want * 1_024, 1));
+            assert!(report.problems.is_empty(), "{:?}", report.problems);
+        }
     }
 }
 
 #[test]
 fn an_entry_that_replaces_another_keys_record_of_the_same_tag_replaces_nothing() {
-    let own = RecordId { volume_id: 77, sequence: 7, location: 0, namespace: 1 };
-    let (one, other) = (key_of(0), key_of(1));
-    // The key and the identity of the record at the old location, and the keys that remain.
-    let table = [
-        ("another key's record", &one, own, 2),
-        ("its own record", &other, own, 1),
-        ("a newer record", &one, RecordId { sequence: 6, ..own }, 1),
-        ("another volume's record", &one, RecordId { volume_id: 78, ..own }, 1),
-        ("another location's record", &one, RecordId { location: 9, ..own }, 1),
-        ("another tag's record", &key_of(2), own, 1),
-    ];
-    for (context, found_key, identity, keys) in table {
-        let Replacement { volume, old, new, .. } = replacement();
-        let location = if identity.location == 0 { old } else { identity.location };
-        volume.write_record_as(old, RecordId { location, ..identity }, found_key);
-        // As if the hash of `other` had the tag of `one`.
-        let hash = volume.hash(&one);
-        volume.write_record(new, 8, &other);
-        let entry = IndexChange { hash, new_location: new, old_location: old, sequence: 8, units: 1 };
-        volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
-        let report = volume.verify().unwrap();
-        assert_eq!((report.keys, report.dropped_entries), (keys, 0), "{context}");
-        // An entry that is known durable was amended before.
-        volume.write_batch(0, &volume.header(5, 50, 5), &[entry]);
-        assert_eq!(volume.verify().unwrap().keys, 1, "{context}");
+    for format in [RecordFormat::V1, RecordFormat::V2] {
+        let own = RecordId { volume_id: 77, sequence: 7, location: 0 };
+        let (one, other) = (key_of(0), key_of(1));
+        // The key and the identity of the record at the old location, and the keys that remain.
+        let table = [
+            ("another key's record", &one, own, 2),
+            ("its own record", &other, own, 1),
+            ("a newer record", &one, RecordId { sequence: 6, ..own }, 1),
+            ("another volume's record", &one, RecordId { volume_id: 78, ..own }, 1),
+            ("another location's record", &one, RecordId { location: 9, ..own }, 1),
+            ("another tag's record", &key_of(2), own, 1),
+        ];
+        for (context, found_key, identity, keys) in table {
+            let Replacement { volume, old, new, .. } = replacement(format);
+            let location = if identity.location == 0 { old } else { identity.location };
+            volume.write_record_as(old, RecordId { location, ..identity }, found_key);
+            // As if the hash of `other` had the tag of `one`.
+            let hash = volume.hash(&one);
+            volume.write_record(new, 8, &other);
+            let entry = IndexChange {
+                hash,
+                new_location: new,
+                old_location: old,
+                sequence: 8,
+                units: 1,
+                flags: RecordFlags::NONE,
+            };
+            volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
+            let report = volume.verify().unwrap();
+            assert_eq!((report.keys, report.dropped_entries), (keys, 0), "{context}");
+            // An entry that is known durable was amended before.
+            volume.write_batch(0, &volume.header(5, 50, 5), &[entry]);
+            assert_eq!(volume.verify().unwrap().keys, 1, "{context}");
+        }
     }
 }
 
@@ -428,7 +473,8 @@ fn entries_that_a_checkpoint_includes_are_not_applied_again() {
     let tag = |entry: &IndexChange| ((entry.hash << 1) >> (128 - TAG_BITS)) as u64;
     let entries = [entry_of(1, 50), entry_of(0, 51), entry_of(1, 52)];
     volume.superblock.checkpoint.entry = 50;
-    let included = RecordRef { location, units: 1, fingerprint: fingerprint(50) };
+    let included =
+        RecordRef { location, units: 1, fingerprint: fingerprint(RecordFormat::V1, 50, RecordFlags::NONE) };
     volume.write_checkpoint(&[vec![], vec![IndexEntry::new(tag(&entries[0]), included)]]);
     volume.superblock.checkpoint.entry = 49;
     for flushed_through in [4, 5] {
@@ -457,11 +503,22 @@ fn the_record_of_another_key_of_the_same_tag_stays_even_if_that_key_is_the_longe
     let mut volume = small_volume();
     let long = Key::new(&[7; KEY_BYTES_MAX]).unwrap();
     let (hash, old) = (volume.hash(&long), volume.superblock.data_start_unit);
-    let record_ref = RecordRef { location: old, units: 2, fingerprint: fingerprint(7) };
+    let record_ref = RecordRef {
+        location: old,
+        units: 2,
+        fingerprint: fingerprint(RecordFormat::V1, 7, RecordFlags::NONE),
+    };
     volume.write_checkpoint(&[vec![IndexEntry::new((hash >> (128 - TAG_BITS)) as u64, record_ref)]]);
     volume.write_record(old, 7, &long);
     volume.write_record(old + 2, 8, &key_of(1));
-    let entry = IndexChange { hash, new_location: old + 2, old_location: old, sequence: 8, units: 1 };
+    let entry = IndexChange {
+        hash,
+        new_location: old + 2,
+        old_location: old,
+        sequence: 8,
+        units: 1,
+        flags: RecordFlags::NONE,
+    };
     volume.write_batch(0, &volume.header(5, 50, 4), &[entry]);
     assert_eq!(volume.verify().unwrap().keys, 2);
 }

@@ -205,6 +205,6 @@ fn a_volume_of_another_version_is_not_scanned() {
         disk.complete_one(&mut random);
     });
     let failure = verified.expect_err("another version");
-    assert_eq!(failure.reason, OpenError::Superblock(SuperblockError::Version { found: 9, known: 1 }));
+    assert_eq!(failure.reason, OpenError::Superblock(SuperblockError::Version { found: 9, known: 2 }));
     assert!(failure.remains.is_none());
 }

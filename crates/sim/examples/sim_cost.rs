@@ -33,6 +33,7 @@ const NODE: NodePlan = NodePlan {
     cores: 2,
     unit_bytes: 4096,
     hash: HashKind::Xxh3,
+    format_version: 1,
     partitions_log2: 2,
     value_bytes_max: 8 << 10,
     durability: Durability::PowerSafe,

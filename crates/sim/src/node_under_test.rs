@@ -114,6 +114,7 @@ impl KvNodeUnderTest {
     fn format(&self) -> FormatConfig {
         FormatConfig {
             engine: EngineKind::default(),
+            version: self.sim_node.plan.format_version,
             unit_bytes: Some(self.sim_node.plan.unit_bytes),
             hash: self.sim_node.plan.hash,
             bitmap_partitions_log2: self.sim_node.plan.partitions_log2,

@@ -123,6 +123,8 @@ pub struct NodePlan {
     pub unit_bytes: u32,
     /// Hash function of the index.
     pub hash: HashKind,
+    /// Version of the engine's format.
+    pub format_version: u16,
     /// log2 of the number of bitmap partitions.
     pub partitions_log2: u8,
     /// Maximum value length, in bytes.
@@ -347,6 +349,7 @@ impl KvScenarioPlan {
         // A generator of its own: the other draws of a seed do not depend on it.
         node.has_owner_cores = Prng::new(mix64(seed ^ 0x0e4e)).one_in(3);
         node.cache_bytes = draw_cache_bytes(seed);
+        node.format_version = draw_format_version(seed);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
             let data_bytes = u64::from(node.value_bytes_max) * between(random, 2, 8);
@@ -380,6 +383,11 @@ pub(crate) fn draw_cache_bytes(seed: u64) -> u64 {
     if random.one_in(3) { pick(&mut random, &[16 << 10, 64 << 10, 4 << 20]) } else { 0 }
 }
 
+/// The version of the engine's format of a seed, by a generator of its own.
+pub(crate) fn draw_format_version(seed: u64) -> u16 {
+    if Prng::new(mix64(seed ^ 0xf0e4a7)).one_in(2) { 2 } else { 1 }
+}
+
 pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
     let unit_bytes = pick(random, &[512, 1024, 4096, 4096]);
     let block_bytes = if random.one_in(2) { 512 } else { unit_bytes };
@@ -399,6 +407,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         cores: between(random, 1, 4) as usize,
         unit_bytes,
         hash: pick(random, &[HashKind::Xxh3, HashKind::Sha1]),
+        format_version: 1,
         partitions_log2: random.below(5) as u8,
         value_bytes_max,
         durability: pick(random, &[Durability::PowerSafe, Durability::PowerSafe, Durability::Completed]),

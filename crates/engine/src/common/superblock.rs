@@ -15,6 +15,7 @@
 use octokv_base::crc32c;
 use std::fmt;
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -93,11 +94,11 @@ pub enum SuperblockError {
     #[error("it holds something else, not an octokv volume")]
     Foreign,
     /// A volume of octokv in another version of the format.
-    #[error("it is a volume of format version {found}, and this octokv knows version {known}")]
+    #[error("it is a volume of format version {found}, and this octokv knows versions up to {known}")]
     Version {
         /// The version on the device.
         found: u16,
-        /// The version that this code reads and writes.
+        /// The highest version that this code reads and writes.
         known: u16,
     },
     /// A volume of another engine.
@@ -188,8 +189,8 @@ const CHECKED_FROM: usize = offset_of!(HeaderLayout, version);
 pub trait Superblock: Copy {
     /// The engine.
     const ENGINE: EngineNumber;
-    /// The format version of this code, the only one that it reads and writes.
-    const VERSION: u16;
+    /// The format versions that this code reads and writes.
+    const VERSIONS: RangeInclusive<u16>;
 
     /// The fields that all engines share.
     fn header(&self) -> SuperblockHeader;
@@ -266,8 +267,8 @@ impl<'a> UncheckedSuperblock<'a> {
         if header.engine != S::ENGINE {
             return Err(SuperblockError::Engine { found: header.engine, wanted: S::ENGINE });
         }
-        if header.version != S::VERSION {
-            return Err(SuperblockError::Version { found: header.version, known: S::VERSION });
+        if !S::VERSIONS.contains(&header.version) {
+            return Err(SuperblockError::Version { found: header.version, known: *S::VERSIONS.end() });
         }
         S::decode_fields(header, self.0)
     }
@@ -286,7 +287,7 @@ mod tests {
 
     impl Superblock for OneByte {
         const ENGINE: EngineNumber = EngineNumber(77);
-        const VERSION: u16 = 5;
+        const VERSIONS: RangeInclusive<u16> = 5..=5;
 
         fn header(&self) -> SuperblockHeader {
             self.header

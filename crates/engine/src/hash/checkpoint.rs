@@ -158,7 +158,7 @@ impl HashCore {
                 state.applied_through
             };
             let header = PartitionImageHeader {
-                volume_id: volume.volume_id(),
+                volume_id: volume.layout().volume_id,
                 checkpoint_id: id,
                 partition: index as u32,
                 applied_through: applied,

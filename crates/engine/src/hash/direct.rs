@@ -10,7 +10,9 @@
 use super::engine::HashCore;
 use super::index::{IndexEntry, RecordRef};
 use super::journal::IndexChange;
-use super::record::{self, HEADER_BYTES, RecordHeader, RecordId, UncheckedRecord, record_bytes};
+use super::record::{
+    self, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, UncheckedRecord, record_bytes,
+};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, FoundNow, KeyLookup, LookupStage};
@@ -67,7 +69,8 @@ impl HashCore {
 
     /// The header of the record in `bytes`, if that is the one the index names and the key's.
     fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
-        let (header, found_key) = UncheckedRecord(bytes).unverified_header().ok()?;
+        let (header, found_key) =
+            UncheckedRecord { bytes, location: record_ref.location }.unverified_header().ok()?;
         let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key;
         (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(header)
     }
@@ -152,17 +155,12 @@ impl HashCore {
         let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
         let extent = self.allocate(lookup.hash, units)?;
         let sequence = self.next_sequence();
-        let identity = RecordId {
-            volume_id: volume.volume_id(),
-            sequence,
-            location: extent.location,
-            namespace: volume.namespace(),
-        };
+        let new = volume.new_record(sequence, extent.location, key, value.len(), RecordMeta::PLAIN);
         let bytes = units as usize * volume.unit_bytes();
         let is_written = self.device.write_in_place(volume.lba(extent.location), bytes, &mut |record| {
             let offset = record::LAYOUT.value_offset(key.len());
             record[offset..offset + value.len()].copy_from_slice(value);
-            record::encode_in_memory(record, identity, key, value.len());
+            record::encode_in_memory(record, &new);
         });
         let change = IndexChange {
             hash: lookup.hash,
@@ -170,6 +168,7 @@ impl HashCore {
             old_location: old.map_or(0, |old| old.location),
             sequence,
             units: extent.units as u32,
+            flags: RecordFlags::NONE,
         };
         self.apply_now(is_written, change, old, Some(extent)).then_some(PutOutcome::Stored)
     }
@@ -185,6 +184,7 @@ impl HashCore {
             old_location: old.location,
             sequence: 0,
             units: 0,
+            flags: RecordFlags::NONE,
         };
         self.apply_now(true, change, Some(old), None).then_some(DeleteOutcome::Deleted)
     }

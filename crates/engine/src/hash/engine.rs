@@ -5,7 +5,9 @@
 
 use super::index::{Candidates, IndexEntry, RecordRef};
 use super::journal::{IndexChange, WriteOutcome};
-use super::record::{self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordHeader, RecordId, record_bytes};
+use super::record::{
+    self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
+};
 use super::unindexed_record::UnindexedRecord;
 use super::volume::HashVolume;
 use crate::bug_injection::{self, InjectedBug};
@@ -150,7 +152,7 @@ impl HashCore {
     /// Whether the record in `bytes`, or its prefix, is the one that the index names and the key's.
     #[inline]
     pub(super) fn match_key(&self, bytes: &[u8], record_ref: RecordRef, key: &Key) -> KeyMatch {
-        let Ok((header, found_key)) = self.volume.record_header(bytes) else {
+        let Ok((header, found_key)) = self.volume.record_header(bytes, record_ref.location) else {
             return KeyMatch::Damaged;
         };
         if !self.volume.matches_identity(record_ref, header.identity) {
@@ -241,19 +243,16 @@ impl HashCore {
         key: &Key,
         mut record: Buffer,
         value_bytes: usize,
+        meta: RecordMeta,
     ) -> (u64, DeviceFuture) {
-        let identity = RecordId {
-            volume_id: self.volume.volume_id(),
-            sequence: self.next_sequence(),
-            location: extent.location,
-            namespace: self.volume.namespace(),
-        };
+        let sequence = self.next_sequence();
+        let new = self.volume.new_record(sequence, extent.location, key.as_bytes(), value_bytes, meta);
         record.set_len(extent.units as usize * self.volume.unit_bytes());
         match self.volume.volatile {
-            true => record::encode_in_memory(&mut record, identity, key.as_bytes(), value_bytes),
-            false => record::encode(&mut record, identity, key.as_bytes(), value_bytes),
+            true => record::encode_in_memory(&mut record, &new),
+            false => record::encode(&mut record, &new),
         }
-        (identity.sequence, self.device.write(self.lba(extent.location), record))
+        (sequence, self.device.write(self.lba(extent.location), record))
     }
 
     /// A record's write, beside which the caller polls the comparison of its predecessor's key.
@@ -300,13 +299,14 @@ impl HashCore {
         {
             self.volume.space.release(Extent { location, units });
         }
-        let (sequence, write) = self.start_record_write(extent, key, record, value_bytes);
+        let (sequence, write) = self.start_record_write(extent, key, record, value_bytes, RecordMeta::PLAIN);
         let entry = IndexChange {
             hash,
             new_location: extent.location,
             old_location: old.map_or(0, |record_ref| record_ref.location),
             sequence,
             units: extent.units as u32,
+            flags: RecordFlags::NONE,
         };
         if self.volume.volatile {
             let mut record = UnindexedRecord::new(&self.volume, &self.abandoned, extent, write);
@@ -439,7 +439,14 @@ impl HashCore {
             self.resolve_candidates(&candidates, key).await?
         };
         let Some(old) = old else { return Ok(DeleteOutcome::NotFound) };
-        let entry = IndexChange { hash, new_location: 0, old_location: old.location, sequence: 0, units: 0 };
+        let entry = IndexChange {
+            hash,
+            new_location: 0,
+            old_location: old.location,
+            sequence: 0,
+            units: 0,
+            flags: RecordFlags::NONE,
+        };
         if volume.volatile {
             self.apply_volatile(entry, WriteOutcome::Confirmed);
         } else {

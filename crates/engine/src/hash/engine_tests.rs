@@ -4,6 +4,7 @@ use super::*;
 use crate::PrefetchStage;
 use crate::conformance::{key_of, record_of, value_of};
 use crate::contract_clauses::Clauses;
+use crate::hash::record::RecordFormat;
 use crate::hash::{HashEngine, index, open};
 use crate::{Engine, FormatConfig, OpenConfig};
 use octokv_device::{MemoryDevice, RamDisk};
@@ -119,7 +120,17 @@ fn keys_whose_tags_collide_are_kept_apart() {
     let (hash, first_record) =
         (engine.volume().hash(&other), engine.volume().candidates(engine.volume().hash(&one))[0]);
     let (new, units) = (first_record.location, first_record.units as u32);
-    engine.volume().apply(&IndexChange { hash, new_location: new, old_location: 0, sequence: 0, units }, 0);
+    engine.volume().apply(
+        &IndexChange {
+            hash,
+            new_location: new,
+            old_location: 0,
+            sequence: 0,
+            units,
+            flags: RecordFlags::NONE,
+        },
+        0,
+    );
     let get = |key: &Key| block_on(engine.get(key), || ()).unwrap();
     assert!(get(&other).is_none());
     assert_eq!(block_on(engine.delete(&other), || ()), Ok(DeleteOutcome::NotFound));
@@ -131,9 +142,12 @@ fn keys_whose_tags_collide_are_kept_apart() {
     put(&long, 3);
     let record_ref = engine.volume().candidates(engine.volume().hash(&long))[0];
     let sequence = 2;
-    assert_eq!(index::fingerprint(sequence), record_ref.fingerprint);
+    assert_eq!(index::fingerprint(RecordFormat::V1, sequence, RecordFlags::NONE), record_ref.fingerprint);
     let (hash, new, units) = (engine.volume().hash(&short), record_ref.location, record_ref.units as u32);
-    engine.volume().apply(&IndexChange { hash, new_location: new, old_location: 0, sequence, units }, 0);
+    engine.volume().apply(
+        &IndexChange { hash, new_location: new, old_location: 0, sequence, units, flags: RecordFlags::NONE },
+        0,
+    );
     assert!(get(&short).is_none());
     assert_eq!(block_on(engine.exist(&short), || ()), Ok(None));
     put(&short, 4);

@@ -7,7 +7,7 @@
 use super::checkpoint::IMAGE_HEADER_BYTES;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::record::record_bytes;
+use super::record::{RecordFormat, record_bytes};
 use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, superblock_units};
 use crate::FormatConfig;
 use crate::common::journal::batch_units_max;
@@ -80,6 +80,7 @@ pub(super) fn layout(
     let partitions_log2_max = (data_units / (16 * record_units_max)).max(1).ilog2() as u8;
     let mut random = Prng::new(config.seed);
     Ok(HashSuperblock {
+        format: if config.version == 1 { RecordFormat::V1 } else { RecordFormat::V2 },
         volume_id: random.next_u64(),
         hash_seed: random.next_u64(),
         hash: config.hash,

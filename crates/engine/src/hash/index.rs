@@ -4,6 +4,8 @@
 //!   word 0   tag 55 bits │ low 9 bits of the length in units
 //!   word 1   location 36 bits (unit; 0 = empty slot) │ fingerprint 24 bits (of the sequence) │ length's high 4
 //! ```
+//! In a volume of format 2, the low 3 bits of the fingerprint are the record's flags.
+//!
 //! The table uses linear probing with entries sorted by tag: the home slot is monotonic in the tag, no entry is before its
 //! home, and no empty slot is between an entry and its home. A lookup scans from the home until the tag is passed, which
 //! stays short up to high loads; a listing scans the table in order. Tables grow by an eighth, so the load is between 0.8
@@ -13,6 +15,7 @@
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
+use super::record::{RecordFlags, RecordFormat};
 use crate::direct::FoundEntry;
 use smallvec::SmallVec;
 
@@ -32,16 +35,35 @@ pub struct RecordRef {
     pub location: u64,
     /// The number of its units.
     pub units: u64,
-    /// 24 bits derived from its sequence number, by [`fingerprint`].
+    /// 24 bits derived from its sequence number, and its flags, by [`fingerprint`].
     pub fingerprint: u32,
 }
 
 /// The locations where a key's record may be: one, unless tags collide.
 pub type Candidates = SmallVec<[RecordRef; 2]>;
 
-/// The bits of a sequence number that the index keeps.
-pub fn fingerprint(sequence: u64) -> u32 {
-    (octokv_base::prng::mix64(sequence) >> 40) as u32
+/// The bits of a fingerprint that are the record's flags, in a volume of format 2.
+const FLAGS_MASK: u32 = (1 << RecordFlags::BITS) - 1;
+
+/// What the index keeps of a record's sequence number and flags.
+#[inline]
+pub fn fingerprint(format: RecordFormat, sequence: u64, flags: RecordFlags) -> u32 {
+    let fingerprint = (octokv_base::prng::mix64(sequence) >> 40) as u32;
+    match format {
+        RecordFormat::V1 => fingerprint,
+        RecordFormat::V2 => fingerprint & !FLAGS_MASK | u32::from(flags.bits()),
+    }
+}
+
+impl RecordRef {
+    /// The flags of the record.
+    #[inline]
+    pub fn flags(&self, format: RecordFormat) -> RecordFlags {
+        match format {
+            RecordFormat::V1 => RecordFlags::NONE,
+            RecordFormat::V2 => RecordFlags::from_known_bits((self.fingerprint & FLAGS_MASK) as u8),
+        }
+    }
 }
 
 /// An index entry, in the layout of memory and checkpoints.
@@ -273,7 +295,8 @@ mod tests {
     use std::fmt;
 
     fn record_ref_at(location: u64) -> RecordRef {
-        RecordRef { location, units: location % RECORD_UNITS_MAX + 1, fingerprint: fingerprint(location) }
+        let fingerprint = fingerprint(RecordFormat::V1, location, RecordFlags::NONE);
+        RecordRef { location, units: location % RECORD_UNITS_MAX + 1, fingerprint }
     }
 
     #[test]

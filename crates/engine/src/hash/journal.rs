@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   entry   0 hash u128           24 old location u64 (0 = the key is new)   40 units u32
-//!          16 new location u64 (0 = deleted)        32 sequence u64          44 zero u32
+//!          16 new location u64 (0 = deleted)        32 sequence u64          44 flags u32 (0 in format 1)
 //! ```
 //! The batches that they are in are [`crate::common::journal`]'s.
 
+use super::record::RecordFlags;
 use crate::common::journal::{BATCH_HEADER_BYTES, JournalEntry};
 use zerocopy::byteorder::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -19,7 +20,7 @@ struct IndexChangeLayout {
     old_location: U64,
     sequence: U64,
     units: U32,
-    zero: U32,
+    flags: U32,
 }
 
 /// One change of the index.
@@ -35,6 +36,8 @@ pub struct IndexChange {
     pub sequence: u64,
     /// The units of the new record.
     pub units: u32,
+    /// The flags of the new record.
+    pub flags: RecordFlags,
 }
 
 /// Whether a change's predecessor was confirmed beside the write of its record.
@@ -65,7 +68,7 @@ impl JournalEntry for IndexChange {
                 old_location: self.old_location.into(),
                 sequence: self.sequence.into(),
                 units: self.units.into(),
-                zero: U32::ZERO,
+                flags: u32::from(self.flags.bits()).into(),
             };
     }
 
@@ -77,6 +80,7 @@ impl JournalEntry for IndexChange {
             old_location: layout.old_location.get(),
             sequence: layout.sequence.get(),
             units: layout.units.get(),
+            flags: RecordFlags::from_bits(u8::try_from(layout.flags.get()).ok()?)?,
         };
         Some((change, size_of::<IndexChangeLayout>()))
     }
@@ -90,7 +94,7 @@ impl JournalEntry for IndexChange {
 
     /// Its sequence number names no record.
     fn cancelled(self) -> IndexChange {
-        IndexChange { new_location: 0, old_location: 0, units: 0, ..self }
+        IndexChange { new_location: 0, old_location: 0, units: 0, flags: RecordFlags::NONE, ..self }
     }
 }
 
@@ -115,6 +119,7 @@ mod tests {
             old_location: 5,
             sequence: 9,
             units: 6,
+            flags: RecordFlags::NONE,
         };
         for (count, unit_bytes) in [(0, 512), (1, 512), (9, 512), (10, 512), (84, 4096), (660, 512)] {
             let entries: Vec<IndexChange> = (0..count).map(change).collect();

@@ -125,7 +125,9 @@ impl HashCore {
                 let (record_ref, pending) = read.ok_or(EngineError::NoMemory)?;
                 let buffer = pending.await.into_read()?;
                 // A damaged record has no key to list; `check` reports it, and so does a read of its key.
-                let Ok((header, key)) = self.volume.record_header(&buffer) else { continue };
+                let Ok((header, key)) = self.volume.record_header(&buffer, record_ref.location) else {
+                    continue;
+                };
                 if has_space && self.volume.matches_identity(record_ref, header.identity) {
                     has_space = sink.offer(key);
                 }

@@ -1,33 +1,90 @@
-//! One record: header, key and value in whole units, as it lies on the device.
+//! One record: header, key and value in whole units, as it lies on the device. A volume of format 2 has headers of version 2, and
+//! those of version 1 that it had before it was upgraded.
 //!
 //! ```text
-//!   0  magic "OKVR"         16  sequence u64         36  value CRC-32C u32
-//!   4  header CRC-32C u32   24  location u64 (unit)  40  key bytes u16   42 version u8   43 zero u8
-//!   8  volume u64           32  value bytes u32      44  namespace u32
+//!  version 1                                              version 2
+//!   0  magic "OKVR"            24  location u64 (unit)     0  magic "KR"            24  value bytes u32
+//!   4  header CRC-32C u32      32  value bytes u32         2  version u8            28  value CRC-32C u32
+//!   8  volume u64              36  value CRC-32C u32       3  flags u8              32  version of the key u64
+//!  16  sequence u64            40  key bytes u16           4  header CRC-32C u32    40  expiry u48, ms since 1970
+//!                              42  version u8              8  volume u64                (all ones: never)
+//!                              43  zero u8                16  sequence u64          46  key bytes u16
+//!                              44  namespace u32
 //!  48  key, zeros to value_offset(key bytes), value, zeros to the end of the last unit
 //! ```
-//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value. A record on
-//! a volatile device has no checksums, and any bytes in place of the zeros: memory is trusted, as its copy in any cache would be.
-//! The record contains its own location, which detects misdirected writes, and a sequence number whose fingerprint is in
-//! the index, which detects stale reads.
+//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value; in version 2
+//! also bytes 0 to 4, and the record's location (u64), which it begins with. A record on a volatile device has no checksums, and any
+//! bytes in place of the zeros: memory is trusted, as its copy in any cache would be. The location detects misdirected writes, the
+//! sequence number, of which the index has a fingerprint, stale reads.
 
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{RecordLayout, crc32c};
+use octokv_base::{Crc32c, RecordLayout, UnixTime, Version, crc32c};
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-const MAGIC: [u8; 4] = *b"OKVR";
-const VERSION: u8 = 1;
+const MAGIC_1: [u8; 4] = *b"OKVR";
+const MAGIC_2: [u8; 3] = [b'K', b'R', 2];
 /// The fixed part of a record, in bytes.
 pub const HEADER_BYTES: usize = 48;
 /// Where the buffer of a record has key and value.
 pub const LAYOUT: RecordLayout = RecordLayout::new(HEADER_BYTES as u16);
 
-/// The header of a record on the device, little-endian.
+/// The version of the headers that a volume writes: that of its format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RecordFormat {
+    /// Without version and expiry.
+    V1,
+    /// With them.
+    V2,
+}
+
+/// What kind of record it is, in the header and in the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordFlags(u8);
+
+impl RecordFlags {
+    /// A value without version or expiry.
+    pub const NONE: RecordFlags = RecordFlags(0);
+    /// The key has a version or an expiry time.
+    pub const VERSIONED: RecordFlags = RecordFlags(1);
+    /// The key was deleted, and the record keeps its version.
+    pub const TOMBSTONE: RecordFlags = RecordFlags(2);
+    /// All flags that there are.
+    const KNOWN: u8 = 3;
+    /// The bits that the index keeps for flags.
+    pub const BITS: u32 = 3;
+
+    /// The flags with these bits; `None` if this format has no such flags.
+    pub fn from_bits(bits: u8) -> Option<RecordFlags> {
+        (bits & !RecordFlags::KNOWN == 0).then_some(RecordFlags(bits))
+    }
+
+    /// The flags with those of these bits that this format has.
+    pub fn from_known_bits(bits: u8) -> RecordFlags {
+        RecordFlags(bits & RecordFlags::KNOWN)
+    }
+
+    /// The bits, in the header, in the index and in the journal.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Both sets of flags.
+    pub const fn with(self, other: RecordFlags) -> RecordFlags {
+        RecordFlags(self.0 | other.0)
+    }
+
+    /// Whether all of `other` are set.
+    pub fn contains(self, other: RecordFlags) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The header of version 1 on the device, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RecordHeaderLayout {
+struct HeaderLayoutV1 {
     magic: [u8; 4],
     header_crc: U32,
     volume_id: U64,
@@ -40,10 +97,34 @@ struct RecordHeaderLayout {
     zero: u8,
     namespace: U32,
 }
-const _: () = assert!(size_of::<RecordHeaderLayout>() == HEADER_BYTES);
-const _: () = assert!(offset_of!(RecordHeaderLayout, namespace) == 44);
-/// The first byte that the header's checksum covers.
-const CHECKED_FROM: usize = offset_of!(RecordHeaderLayout, volume_id);
+const _: () = assert!(size_of::<HeaderLayoutV1>() == HEADER_BYTES);
+const _: () = assert!(offset_of!(HeaderLayoutV1, namespace) == 44);
+
+/// The header of version 2 on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct HeaderLayoutV2 {
+    magic: [u8; 3],
+    flags: u8,
+    header_crc: U32,
+    volume_id: U64,
+    sequence: U64,
+    value_bytes: U32,
+    value_crc: U32,
+    version: U64,
+    expires_at: [u8; 6],
+    key_bytes: U16,
+}
+const _: () = assert!(size_of::<HeaderLayoutV2>() == HEADER_BYTES);
+const _: () = assert!(offset_of!(HeaderLayoutV2, key_bytes) == 46);
+
+/// The first byte behind the header's checksum, in both versions.
+const CHECKED_FROM: usize = offset_of!(HeaderLayoutV1, volume_id);
+const _: () = assert!(offset_of!(HeaderLayoutV2, volume_id) == CHECKED_FROM);
+const CRC_AT: std::ops::Range<usize> = 4..CHECKED_FROM;
+
+/// The first point in time that a header cannot name, but for [`UnixTime::NEVER`]: the year 10889.
+pub const EXPIRY_END: UnixTime = UnixTime((1 << 48) - 1);
 
 /// The longest header and key together, in bytes: reading this much of a record always gives its whole key.
 pub const HEADER_AND_KEY_BYTES_MAX: usize = HEADER_BYTES + octokv_base::KEY_BYTES_MAX;
@@ -57,8 +138,40 @@ pub struct RecordId {
     pub sequence: u64,
     /// Its first unit.
     pub location: u64,
-    /// The namespace of its key.
+}
+
+/// What a record keeps beside key and value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordMeta {
+    /// The version of the key.
+    pub version: Version,
+    /// When it expires.
+    pub expires_at: UnixTime,
+    /// Its kind.
+    pub flags: RecordFlags,
+}
+
+impl RecordMeta {
+    /// A value without version or expiry.
+    pub const PLAIN: RecordMeta =
+        RecordMeta { version: Version::NONE, expires_at: UnixTime::NEVER, flags: RecordFlags::NONE };
+}
+
+/// A record to be encoded.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRecord<'a> {
+    /// The version of its header. REQUIRES: [`RecordMeta::PLAIN`] in version 1.
+    pub format: RecordFormat,
+    /// Its identity.
+    pub identity: RecordId,
+    /// The namespace of its key, which version 1 states.
     pub namespace: u32,
+    /// Its key.
+    pub key: &'a [u8],
+    /// The length of its value in bytes.
+    pub value_bytes: usize,
+    /// What it keeps beside them.
+    pub meta: RecordMeta,
 }
 
 /// Why bytes are not the expected record. Users see each as corruption.
@@ -79,6 +192,8 @@ pub struct RecordHeader {
     pub identity: RecordId,
     /// The length of the value in bytes.
     pub value_bytes: usize,
+    /// Version, expiry and kind.
+    pub meta: RecordMeta,
     key_bytes: usize,
     value_crc: u32,
 }
@@ -92,14 +207,29 @@ pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 ///
 /// # Panics
 /// If `bytes` is shorter than the record.
-pub fn encode(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usize) {
-    let offset = LAYOUT.value_offset(key.len());
+pub fn encode(bytes: &mut [u8], record: &NewRecord<'_>) {
+    let (key_bytes, value_bytes) = (record.key.len(), record.value_bytes);
+    let offset = LAYOUT.value_offset(key_bytes);
     let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
-    let rest = encode_header(bytes, identity, key, value_bytes, value_crc);
-    rest[key.len()..offset - HEADER_BYTES].fill(0);
+    let rest = encode_header(bytes, record, value_crc);
+    rest[key_bytes..offset - HEADER_BYTES].fill(0);
     rest[offset - HEADER_BYTES + value_bytes..].fill(0);
-    let header_crc = crc32c(&bytes[CHECKED_FROM..HEADER_BYTES + key.len()]);
-    bytes[4..8].copy_from_slice(&header_crc.to_le_bytes());
+    let header_crc = header_crc(&bytes[..HEADER_BYTES + key_bytes], record.format, record.identity.location);
+    bytes[CRC_AT].copy_from_slice(&header_crc.to_le_bytes());
+}
+
+/// The checksum of a header and its key.
+fn header_crc(header_and_key: &[u8], format: RecordFormat, location: u64) -> u32 {
+    match format {
+        RecordFormat::V1 => crc32c(&header_and_key[CHECKED_FROM..]),
+        RecordFormat::V2 => {
+            let mut crc = Crc32c::new();
+            crc.update(&location.to_le_bytes());
+            crc.update(&header_and_key[..CRC_AT.start]);
+            crc.update(&header_and_key[CHECKED_FROM..]);
+            crc.finish()
+        }
+    }
 }
 
 /// Encodes a record that stays in memory, around its value: without checksums, which are not compared there, and with whatever
@@ -108,40 +238,64 @@ pub fn encode(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usi
 /// # Panics
 /// If `bytes` is shorter than the record.
 #[inline]
-pub fn encode_in_memory(bytes: &mut [u8], identity: RecordId, key: &[u8], value_bytes: usize) {
-    assert!(record_bytes(key.len(), value_bytes) <= bytes.len(), "a record of {value_bytes} B of value");
-    encode_header(bytes, identity, key, value_bytes, 0);
+pub fn encode_in_memory(bytes: &mut [u8], record: &NewRecord<'_>) {
+    let fits = record_bytes(record.key.len(), record.value_bytes) <= bytes.len();
+    assert!(fits, "a record of {} B of value", record.value_bytes);
+    encode_header(bytes, record, 0);
 }
 
 /// Encodes header and key, without the header's checksum. Gives the bytes behind the header.
 #[inline]
-fn encode_header<'a>(
-    bytes: &'a mut [u8],
-    identity: RecordId,
-    key: &[u8],
-    value_bytes: usize,
-    value_crc: u32,
-) -> &'a mut [u8] {
-    let (layout, rest) = RecordHeaderLayout::mut_from_prefix(bytes).expect("a record has a header");
-    *layout = RecordHeaderLayout {
-        magic: MAGIC,
-        header_crc: U32::ZERO,
-        volume_id: identity.volume_id.into(),
-        sequence: identity.sequence.into(),
-        location: identity.location.into(),
-        value_bytes: (value_bytes as u32).into(),
-        value_crc: value_crc.into(),
-        key_bytes: (key.len() as u16).into(),
-        version: VERSION,
-        zero: 0,
-        namespace: identity.namespace.into(),
+fn encode_header<'a>(bytes: &'a mut [u8], record: &NewRecord<'_>, value_crc: u32) -> &'a mut [u8] {
+    let NewRecord { format, identity, namespace, key, value_bytes, meta } = *record;
+    let rest = match format {
+        RecordFormat::V1 => {
+            debug_assert!(meta == RecordMeta::PLAIN, "version 1 has no {meta:?}");
+            let (layout, rest) = HeaderLayoutV1::mut_from_prefix(bytes).expect("a record has a header");
+            *layout = HeaderLayoutV1 {
+                magic: MAGIC_1,
+                header_crc: U32::ZERO,
+                volume_id: identity.volume_id.into(),
+                sequence: identity.sequence.into(),
+                location: identity.location.into(),
+                value_bytes: (value_bytes as u32).into(),
+                value_crc: value_crc.into(),
+                key_bytes: (key.len() as u16).into(),
+                version: 1,
+                zero: 0,
+                namespace: namespace.into(),
+            };
+            rest
+        }
+        RecordFormat::V2 => {
+            let (layout, rest) = HeaderLayoutV2::mut_from_prefix(bytes).expect("a record has a header");
+            let expires_at = meta.expires_at.min(EXPIRY_END).0.to_le_bytes();
+            *layout = HeaderLayoutV2 {
+                magic: MAGIC_2,
+                flags: meta.flags.bits(),
+                header_crc: U32::ZERO,
+                volume_id: identity.volume_id.into(),
+                sequence: identity.sequence.into(),
+                value_bytes: (value_bytes as u32).into(),
+                value_crc: value_crc.into(),
+                version: meta.version.to_bits().into(),
+                expires_at: [0, 1, 2, 3, 4, 5].map(|byte| expires_at[byte]),
+                key_bytes: (key.len() as u16).into(),
+            };
+            rest
+        }
     };
     rest[..key.len()].copy_from_slice(key);
     rest
 }
 
-/// Bytes read from a device, not validated.
-pub struct UncheckedRecord<'a>(pub &'a [u8]);
+/// Bytes read from the device at a location, not validated.
+pub struct UncheckedRecord<'a> {
+    /// The bytes, of which header and key are needed.
+    pub bytes: &'a [u8],
+    /// The unit from which they were read.
+    pub location: u64,
+}
 
 impl<'a> UncheckedRecord<'a> {
     /// The header and key, if their checksum is valid. The bytes need not include the value.
@@ -149,12 +303,14 @@ impl<'a> UncheckedRecord<'a> {
     /// # Errors
     /// [`RecordError::Malformed`] or [`RecordError::HeaderChecksum`].
     pub fn header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
-        let (header, key) = UncheckedRecord(self.0).unverified_header()?;
-        let (layout, _) = RecordHeaderLayout::ref_from_prefix(self.0).map_err(|_| RecordError::Malformed)?;
-        if crc32c(&self.0[CHECKED_FROM..HEADER_BYTES + key.len()]) != layout.header_crc.get() {
-            return Err(RecordError::HeaderChecksum);
+        let UncheckedRecord { bytes, location } = self;
+        let (header, key) = UncheckedRecord { bytes, location }.unverified_header()?;
+        let format = if bytes.starts_with(&MAGIC_1) { RecordFormat::V1 } else { RecordFormat::V2 };
+        let crc = header_crc(&bytes[..HEADER_BYTES + key.len()], format, location);
+        match bytes[CRC_AT] == crc.to_le_bytes() {
+            true => Ok((header, key)),
+            false => Err(RecordError::HeaderChecksum),
         }
-        Ok((header, key))
     }
 
     /// The header and key, without their checksum: of a record in memory. The bytes need not include the value.
@@ -163,26 +319,48 @@ impl<'a> UncheckedRecord<'a> {
     /// [`RecordError::Malformed`].
     #[inline]
     pub fn unverified_header(self) -> Result<(RecordHeader, &'a [u8]), RecordError> {
-        let bytes = self.0;
-        let (layout, _) = RecordHeaderLayout::ref_from_prefix(bytes).map_err(|_| RecordError::Malformed)?;
-        let key_end = HEADER_BYTES + usize::from(layout.key_bytes.get());
-        if layout.magic != MAGIC || layout.version != VERSION || key_end > bytes.len() {
-            return Err(RecordError::Malformed);
-        }
-        let identity = RecordId {
-            volume_id: layout.volume_id.get(),
-            sequence: layout.sequence.get(),
-            location: layout.location.get(),
-            namespace: layout.namespace.get(),
+        let UncheckedRecord { bytes, location } = self;
+        let (layout, _) = HeaderLayoutV1::ref_from_prefix(bytes).map_err(|_| RecordError::Malformed)?;
+        let header = match layout.magic {
+            MAGIC_1 if layout.version == 1 => RecordHeader {
+                identity: RecordId {
+                    volume_id: layout.volume_id.get(),
+                    sequence: layout.sequence.get(),
+                    location: layout.location.get(),
+                },
+                value_bytes: layout.value_bytes.get() as usize,
+                meta: RecordMeta::PLAIN,
+                key_bytes: layout.key_bytes.get().into(),
+                value_crc: layout.value_crc.get(),
+            },
+            [b'K', b'R', 2, _] => header_of_version_2(bytes, location)?,
+            _ => return Err(RecordError::Malformed),
         };
-        let header = RecordHeader {
-            identity,
-            value_bytes: layout.value_bytes.get() as usize,
-            key_bytes: key_end - HEADER_BYTES,
-            value_crc: layout.value_crc.get(),
-        };
-        Ok((header, &bytes[HEADER_BYTES..key_end]))
+        let key = bytes.get(HEADER_BYTES..HEADER_BYTES + header.key_bytes).ok_or(RecordError::Malformed)?;
+        Ok((header, key))
     }
+}
+
+/// The fields of a header of version 2, not validated.
+#[inline]
+fn header_of_version_2(bytes: &[u8], location: u64) -> Result<RecordHeader, RecordError> {
+    let (layout, _) = HeaderLayoutV2::ref_from_prefix(bytes).map_err(|_| RecordError::Malformed)?;
+    let [a, b, c, d, e, f] = layout.expires_at;
+    let expires_at = match UnixTime(u64::from_le_bytes([a, b, c, d, e, f, 0, 0])) {
+        EXPIRY_END => UnixTime::NEVER,
+        at => at,
+    };
+    Ok(RecordHeader {
+        identity: RecordId { volume_id: layout.volume_id.get(), sequence: layout.sequence.get(), location },
+        value_bytes: layout.value_bytes.get() as usize,
+        meta: RecordMeta {
+            version: Version::from_bits(layout.version.get()),
+            expires_at,
+            flags: RecordFlags::from_bits(layout.flags).ok_or(RecordError::Malformed)?,
+        },
+        key_bytes: layout.key_bytes.get().into(),
+        value_crc: layout.value_crc.get(),
+    })
 }
 
 impl RecordHeader {
@@ -220,51 +398,116 @@ mod tests {
     use super::*;
     use octokv_base::Prng;
 
-    const IDENTITY: RecordId = RecordId { volume_id: 7, sequence: 8, location: 9, namespace: 1 };
+    const IDENTITY: RecordId = RecordId { volume_id: 7, sequence: 8, location: 9 };
+    const FORMATS: [RecordFormat; 2] = [RecordFormat::V1, RecordFormat::V2];
 
-    fn record() -> Vec<u8> {
+    fn meta(format: RecordFormat) -> RecordMeta {
+        match format {
+            RecordFormat::V1 => RecordMeta::PLAIN,
+            RecordFormat::V2 => RecordMeta {
+                version: Version::from_bits(0x0102_0304_0506_0708),
+                expires_at: UnixTime(EXPIRY_END.0 - 1),
+                flags: RecordFlags::VERSIONED,
+            },
+        }
+    }
+
+    fn new_record(format: RecordFormat) -> NewRecord<'static> {
+        let (key, meta) = (b"hello", meta(format));
+        NewRecord { format, identity: IDENTITY, namespace: 1, key, value_bytes: 100, meta }
+    }
+
+    fn record(format: RecordFormat) -> Vec<u8> {
         let mut bytes = vec![0xaa; 4096];
         bytes[64..164].fill(5);
-        encode(&mut bytes, IDENTITY, b"hello", 100);
+        encode(&mut bytes, &new_record(format));
         bytes
     }
 
+    fn unchecked(bytes: &[u8]) -> UncheckedRecord<'_> {
+        UncheckedRecord { bytes, location: 9 }
+    }
+
     #[test]
-    fn a_record_gives_back_its_key_value_and_identity() {
-        let bytes = record();
-        let (header, key) = UncheckedRecord(&bytes).header().unwrap();
-        assert_eq!((header.identity, key), (IDENTITY, &b"hello"[..]));
-        assert_eq!(bytes[header.value_range(&bytes).unwrap()], [5; 100]);
-        assert!(bytes[164..].iter().all(|&byte| byte == 0), "no old bytes reach the device");
+    fn a_record_gives_back_its_key_value_identity_and_what_it_keeps_beside() {
+        for format in FORMATS {
+            let bytes = record(format);
+            let (header, key) = unchecked(&bytes).header().unwrap();
+            assert_eq!((header.identity, key, header.meta), (IDENTITY, &b"hello"[..], meta(format)));
+            assert_eq!(bytes[header.value_range(&bytes).unwrap()], [5; 100]);
+            assert!(bytes[164..].iter().all(|&byte| byte == 0), "no old bytes reach the device");
+        }
+    }
+
+    #[test]
+    fn what_never_expires_is_kept_as_such() {
+        let mut bytes = record(RecordFormat::V2);
+        encode(&mut bytes, &NewRecord { meta: RecordMeta::PLAIN, ..new_record(RecordFormat::V2) });
+        assert_eq!(unchecked(&bytes).header().unwrap().0.meta, RecordMeta::PLAIN);
+    }
+
+    #[test]
+    fn a_record_at_another_place_is_noticed() {
+        for format in FORMATS {
+            let bytes = record(format);
+            let found = UncheckedRecord { bytes: &bytes, location: 10 }.header();
+            assert!(found.is_err() || found.unwrap().0.identity.location != 10, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_version_2_are_those_of_the_drawing() {
+        let bytes = record(RecordFormat::V2);
+        assert_eq!(bytes[..4], [b'K', b'R', 2, 1]);
+        assert_eq!((bytes[8], bytes[16], bytes[24], bytes[46]), (7, 8, 100, 5));
+        assert_eq!(bytes[32..40], 0x0102_0304_0506_0708_u64.to_le_bytes());
+        assert_eq!(bytes[40..46], [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        let mut covered = 9_u64.to_le_bytes().to_vec();
+        covered.extend_from_slice(&bytes[..4]);
+        covered.extend_from_slice(&bytes[8..48 + 5]);
+        assert_eq!(bytes[4..8], crc32c(&covered).to_le_bytes());
+    }
+
+    #[test]
+    fn unknown_flags_are_refused() {
+        for bit in 2..8 {
+            let mut bytes = record(RecordFormat::V2);
+            bytes[3] |= 1 << bit;
+            assert_eq!(unchecked(&bytes).unverified_header().unwrap_err(), RecordError::Malformed, "{bit}");
+        }
     }
 
     #[test]
     fn a_record_in_memory_has_no_checksums() {
-        let mut bytes = vec![0xaa; 512];
-        bytes[64..164].fill(5);
-        encode_in_memory(&mut bytes, IDENTITY, b"hello", 100);
-        let (header, key) = UncheckedRecord(&bytes).unverified_header().unwrap();
-        assert_eq!((header.identity, key), (IDENTITY, &b"hello"[..]));
-        assert_eq!(bytes[header.unverified_value_range(&bytes).unwrap()], [5; 100]);
-        assert_eq!(UncheckedRecord(&bytes).header().unwrap_err(), RecordError::HeaderChecksum);
+        for format in FORMATS {
+            let mut bytes = vec![0xaa; 512];
+            bytes[64..164].fill(5);
+            encode_in_memory(&mut bytes, &new_record(format));
+            let (header, key) = unchecked(&bytes).unverified_header().unwrap();
+            assert_eq!((header.identity, key, header.meta), (IDENTITY, &b"hello"[..], meta(format)));
+            assert_eq!(bytes[header.unverified_value_range(&bytes).unwrap()], [5; 100]);
+            assert_eq!(unchecked(&bytes).header().unwrap_err(), RecordError::HeaderChecksum);
+        }
     }
 
     #[test]
     fn any_flipped_bit_of_header_key_or_value_is_found() {
-        let good = record();
-        for bit in (0..(48 + 5) * 8).chain(64 * 8..164 * 8) {
-            let mut bytes = good.clone();
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            let found = UncheckedRecord(&bytes).header().and_then(|(header, _)| header.value_range(&bytes));
-            assert!(found.is_err() || bit / 8 == 43, "bit {bit} of byte {}", bit / 8);
+        for format in FORMATS {
+            let good = record(format);
+            for bit in (0..(48 + 5) * 8).chain(64 * 8..164 * 8) {
+                let mut bytes = good.clone();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let found = unchecked(&bytes).header().and_then(|(header, _)| header.value_range(&bytes));
+                assert!(found.is_err(), "{format:?}: bit {bit} of byte {}", bit / 8);
+            }
         }
     }
 
     #[test]
     fn no_bytes_panic() {
         let mut random = Prng::new(1);
-        for _ in 0..20_000 {
-            let mut bytes = record();
+        for round in 0..40_000 {
+            let mut bytes = record(FORMATS[round % 2]);
             let len = random.below(bytes.len() as u64 + 1) as usize;
             bytes.truncate(len);
             for _ in 0..random.below(4) {
@@ -272,7 +515,7 @@ mod tests {
                     *byte = random.next_u64() as u8;
                 }
             }
-            if let Ok((header, _)) = UncheckedRecord(&bytes).header() {
+            if let Ok((header, _)) = unchecked(&bytes).unverified_header() {
                 let _ = header.value_range(&bytes);
             }
         }

@@ -13,11 +13,13 @@
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
 use super::engine::HashCore;
 use super::format::layout;
-use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, fingerprint};
+use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef};
 use super::journal::IndexChange;
 use super::record;
 use super::superblock::{Checkpoint, HashSuperblock};
-use super::volume::{HashVolume, IndexPartition, VolumeState, apply_to_table, hash_of, partition_and_tag};
+use super::volume::{
+    HashVolume, IndexPartition, VolumeState, apply_to_table, hash_of, is_fingerprint_of, partition_and_tag,
+};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
 use crate::common::commit_queue::JournalPosition;
@@ -264,7 +266,8 @@ impl Recovery<'_> {
     /// later reads of the key then report the device failure.
     async fn intact_record_key(&self, entry: &IndexChange) -> Option<Option<Vec<u8>>> {
         let Some(buffer) = self.read_record_of(entry).await else { return Some(None) };
-        let (header, key) = record::UncheckedRecord(&buffer).header().ok()?;
+        let (header, key) =
+            record::UncheckedRecord { bytes: &buffer, location: entry.new_location }.header().ok()?;
         let identity = header.identity;
         let same = identity.volume_id == self.superblock.volume_id
             && identity.location == entry.new_location
@@ -285,11 +288,12 @@ impl Recovery<'_> {
         let bytes = record::HEADER_AND_KEY_BYTES_MAX.next_multiple_of(self.unit_bytes());
         let bytes = bytes.min(old_record.units as usize * self.unit_bytes());
         let Ok(buffer) = self.reader.read(old_record.location, 0, bytes).await else { return true };
-        let Ok((header, found_key)) = record::UncheckedRecord(&buffer).header() else { return true };
+        let unchecked = record::UncheckedRecord { bytes: &buffer, location: old_record.location };
+        let Ok((header, found_key)) = unchecked.header() else { return true };
         let identity = header.identity;
         let is_there = identity.volume_id == self.superblock.volume_id
             && identity.location == old_record.location
-            && fingerprint(identity.sequence) == old_record.fingerprint;
+            && is_fingerprint_of(self.superblock.format, old_record, identity.sequence);
         // A record that matches by fingerprint alone has another tag.
         let is_of_tag = |key: &[u8]| {
             let hash = hash_of(&self.superblock, key);
@@ -339,7 +343,7 @@ impl ReplayTarget<IndexChange> for Recovery<'_> {
         let (partition, tag) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
-        let before = apply_to_table(&mut state.table, tag, entry);
+        let before = apply_to_table(&mut state.table, self.superblock.format, tag, entry);
         if entry.old_location != 0 && before.is_none() {
             // Its predecessor was written by an earlier entry, or is in the image.
             return Err(OpenError::Inconsistent {

@@ -6,7 +6,7 @@
 //! ```text
 //!   superblocks ─▶ step through the rest:  OKVJ ─▶ journal batch     intact: passed over
 //!   (the newest      by units, or           OKVC ─▶ image, and those behind it
-//!    intact one)     by blocks without      OKVR ─▶ record           damaged: one step further
+//!    intact one)     by blocks without      OKVR, KR ─▶ record       damaged: one step further
 //!                    any superblock         else ─▶ blank or unrecognized
 //! ```
 //! The index is not available, so obsolete records are findings too. A record states its own location; without a
@@ -171,7 +171,7 @@ impl<O: VerifyObserver> Scan<'_, O> {
         let magic: [u8; 4] = bytes.get(..4).and_then(|magic| magic.try_into().ok()).unwrap_or_default();
         let next = match &magic {
             b"OKVJ" => self.batch(at).await,
-            b"OKVR" => self.record(at).await,
+            b"OKVR" | [b'K', b'R', 2, _] => self.record(at).await,
             _ if has_image => self.images(at).await,
             _ => None,
         };
@@ -217,9 +217,7 @@ impl<O: VerifyObserver> Scan<'_, O> {
             // A block behind a short record may be the unreadable one.
             Err(_) => self.read(at, self.step_bytes()).await.unwrap_or_default(),
         };
-        let header =
-            UncheckedRecord(&front).header().ok().and_then(|(header, key)| Some((header, Key::new(key)?)));
-        let Some((header, key)) = header else {
+        let Some((header, key)) = self.record_header(&front, at) else {
             self.found(at, FindingKind::DamagedRecord { key: None, problem: ProblemKind::Header });
             return Some(next);
         };
@@ -242,6 +240,17 @@ impl<O: VerifyObserver> Scan<'_, O> {
                 Some(next)
             }
         }
+    }
+
+    /// The header and key of a record that begins at `at`. A header of version 2 is intact at its location only, which depends on
+    /// the unit.
+    fn record_header(&self, front: &[u8], at: u64) -> Option<(RecordHeader, Key)> {
+        let units = UNIT_BYTES.into_iter().filter(|&unit| self.unit_bytes.is_none_or(|known| known == unit));
+        let mut headers = units
+            .filter(|&unit| unit >= self.block_bytes && at.is_multiple_of(unit))
+            .filter_map(|unit| UncheckedRecord { bytes: front, location: at / unit }.header().ok());
+        let (header, key) = headers.next()?;
+        Some((header, Key::new(key)?))
     }
 
     /// The unit in bytes with which a record's own location is where it was found.

@@ -41,7 +41,7 @@ impl HashCore {
             let mut entries: Vec<(RingPosition, Key, u64)> = Vec::new();
             for record_ref in page.drain(..) {
                 let buffer = self.read_whole(record_ref).await?;
-                let Ok((header, key)) = volume.record_header(&buffer) else { continue };
+                let Ok((header, key)) = volume.record_header(&buffer, record_ref.location) else { continue };
                 let Ok(value) = volume.value_range(&header, &buffer) else { continue };
                 let Some(key) = Key::new(key) else { continue };
                 let position = RingPosition::of(&key, volume.layout().hash_seed);

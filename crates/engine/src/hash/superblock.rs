@@ -13,6 +13,7 @@
 //! The other bytes, and what keeps it safe, are [`crate::common::superblock`]'s.
 
 use super::journal::IndexChange;
+use super::record::RecordFormat;
 use crate::HashKind;
 use crate::common::journal::batch_units_max;
 use crate::common::superblock::{
@@ -20,6 +21,7 @@ use crate::common::superblock::{
     SuperblockError, SuperblockField, SuperblockHeader,
 };
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -35,6 +37,8 @@ pub const JOURNAL_UNITS_MAX: u32 = 1 << 31;
 /// The decoded superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashSuperblock {
+    /// The version of the format.
+    pub format: RecordFormat,
     /// A random number, chosen at format: separates records and batches of an earlier format from this volume.
     pub volume_id: u64,
     /// The seed of the hash function.
@@ -163,11 +167,14 @@ impl HashSuperblock {
 
 impl Superblock for HashSuperblock {
     const ENGINE: EngineNumber = EngineNumber::HASH;
-    const VERSION: u16 = 1;
+    const VERSIONS: RangeInclusive<u16> = 1..=2;
 
     fn header(&self) -> SuperblockHeader {
         SuperblockHeader {
-            version: Self::VERSION,
+            version: match self.format {
+                RecordFormat::V1 => 1,
+                RecordFormat::V2 => 2,
+            },
             engine: Self::ENGINE,
             volume_id: self.volume_id,
             generation: self.generation,
@@ -232,6 +239,7 @@ impl Superblock for HashSuperblock {
             return Err(SuperblockError::Inconsistent);
         };
         let superblock = HashSuperblock {
+            format: if header.version == 1 { RecordFormat::V1 } else { RecordFormat::V2 },
             volume_id: header.volume_id,
             hash_seed: layout.hash_seed.get(),
             hash,
@@ -270,6 +278,7 @@ mod tests {
     /// A superblock with a distinct value in each field.
     pub(crate) fn example() -> HashSuperblock {
         HashSuperblock {
+            format: RecordFormat::V1,
             volume_id: 0x0102_0304_0506_0708,
             hash_seed: 9,
             hash: HashKind::Sha1,
@@ -299,7 +308,10 @@ mod tests {
 
     #[test]
     fn a_superblock_gives_back_every_field() {
-        assert_eq!(UncheckedSuperblock(&example().encode()).check::<HashSuperblock>(), Ok(example()));
+        for format in [RecordFormat::V1, RecordFormat::V2] {
+            let superblock = HashSuperblock { format, ..example() };
+            assert_eq!(UncheckedSuperblock(&superblock.encode()).check::<HashSuperblock>(), Ok(superblock));
+        }
     }
 
     #[test]
@@ -323,12 +335,12 @@ mod tests {
             Err(SuperblockError::Foreign)
         );
         let mut later = example().encode();
-        later[12] = 2;
+        later[12] = 3;
         let crc = crc32c(&later[12..]);
         later[8..12].copy_from_slice(&crc.to_le_bytes());
         assert_eq!(
             UncheckedSuperblock(&later).check::<HashSuperblock>(),
-            Err(SuperblockError::Version { found: 2, known: 1 })
+            Err(SuperblockError::Version { found: 3, known: 2 })
         );
     }
 

@@ -2,11 +2,11 @@
 //!
 //! If recovery cannot load the volume, `salvage` scans the device for intact structures.
 
-use super::index::{IndexEntry, RecordRef, fingerprint};
-use super::record;
+use super::index::{IndexEntry, RecordRef};
+use super::record::{RecordFormat, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;
-use super::volume::{hash_of, partition_and_tag};
+use super::volume::{hash_of, is_fingerprint_of, partition_and_tag};
 use crate::open_error::OpenError;
 use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};
 use octokv_base::{BufferPool, Key, Lba};
@@ -81,7 +81,7 @@ async fn verify_entry(
     let Ok(bytes) = device.read(Lba(lba), buffer).await.into_read() else {
         return Ok(Err(RecordProblem { lba, key: None, kind: ProblemKind::Unreadable }));
     };
-    Ok(match verify_record(&bytes, record_ref, superblock.volume_id) {
+    Ok(match verify_record(&bytes, record_ref, superblock.volume_id, superblock.format) {
         Ok((key, value_bytes)) => {
             let found =
                 partition_and_tag(hash_of(superblock, key.as_bytes()), superblock.index_partitions_log2);
@@ -98,13 +98,15 @@ fn verify_record(
     bytes: &[u8],
     record_ref: RecordRef,
     volume: u64,
+    format: RecordFormat,
 ) -> Result<(Key, usize), (Option<Key>, ProblemKind)> {
-    let (header, key) = record::UncheckedRecord(bytes).header().map_err(|_| (None, ProblemKind::Header))?;
+    let unchecked = UncheckedRecord { bytes, location: record_ref.location };
+    let (header, key) = unchecked.header().map_err(|_| (None, ProblemKind::Header))?;
     let key = Key::new(key).ok_or((None, ProblemKind::Header))?;
     let identity = header.identity;
     let same = identity.volume_id == volume
         && identity.location == record_ref.location
-        && fingerprint(identity.sequence) == record_ref.fingerprint;
+        && is_fingerprint_of(format, record_ref, identity.sequence);
     if !same {
         return Err((Some(key), ProblemKind::WrongRecord));
     }

@@ -4,7 +4,9 @@
 
 use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
 use super::journal::IndexChange;
-use super::record::{self, RecordError, RecordHeader, RecordId, UncheckedRecord};
+use super::record::{
+    self, NewRecord, RecordError, RecordFormat, RecordHeader, RecordId, RecordMeta, UncheckedRecord,
+};
 use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
@@ -126,9 +128,6 @@ impl HashVolume {
             record_layout: record::LAYOUT,
         }
     }
-    pub(super) fn volume_id(&self) -> u64 {
-        self.layout.volume_id
-    }
     pub(super) fn value_bytes_max(&self) -> usize {
         self.layout.value_bytes_max as usize
     }
@@ -137,9 +136,6 @@ impl HashVolume {
     }
     pub(super) fn used_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.used_bytes)
-    }
-    pub(super) fn namespace(&self) -> u32 {
-        self.layout.namespace
     }
     pub(super) fn unit_bytes(&self) -> usize {
         self.layout.unit_bytes as usize
@@ -155,14 +151,38 @@ impl HashVolume {
         &self.layout
     }
 
-    /// The header and key of a record that was read from the volume's device. Memory is trusted: records there have no checksums.
+    /// The header and key of a record that was read from a location of the volume's device. Memory is trusted: records there have no checksums.
     ///
     /// # Errors
     /// As for [`UncheckedRecord::header`].
-    pub(super) fn record_header<'a>(&self, bytes: &'a [u8]) -> Result<(RecordHeader, &'a [u8]), RecordError> {
+    pub(super) fn record_header<'a>(
+        &self,
+        bytes: &'a [u8],
+        location: u64,
+    ) -> Result<(RecordHeader, &'a [u8]), RecordError> {
+        let unchecked = UncheckedRecord { bytes, location };
         match self.volatile {
-            true => UncheckedRecord(bytes).unverified_header(),
-            false => UncheckedRecord(bytes).header(),
+            true => unchecked.unverified_header(),
+            false => unchecked.header(),
+        }
+    }
+
+    /// A record of this volume that is to be encoded.
+    pub(super) fn new_record<'a>(
+        &self,
+        sequence: u64,
+        location: u64,
+        key: &'a [u8],
+        value_bytes: usize,
+        meta: RecordMeta,
+    ) -> NewRecord<'a> {
+        NewRecord {
+            format: self.layout.format,
+            identity: RecordId { volume_id: self.layout.volume_id, sequence, location },
+            namespace: self.layout.namespace,
+            key,
+            value_bytes,
+            meta,
         }
     }
 
@@ -271,8 +291,7 @@ impl HashVolume {
     pub(super) fn matches_identity(&self, record_ref: RecordRef, id: RecordId) -> bool {
         id.volume_id == self.layout.volume_id
             && id.location == record_ref.location
-            && id.namespace == self.layout.namespace
-            && fingerprint(id.sequence) == record_ref.fingerprint
+            && is_fingerprint_of(self.layout.format, record_ref, id.sequence)
     }
 
     /// Reads entries of a partition from `tag` on into `page`, and gives the start of the next page. Entries with the same
@@ -331,7 +350,7 @@ impl HashVolume {
         let (partition, tag) = self.partition_and_tag(entry.hash);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
-        let before = apply_to_table(&mut state.table, tag, entry);
+        let before = apply_to_table(&mut state.table, self.layout.format, tag, entry);
         drop(state);
         assert!(
             entry.old_location == 0 || before.is_some(),
@@ -374,7 +393,7 @@ impl HashVolume {
         if !is_current && !bug_injection::is_injected(InjectedBug::ApplyUncompared) {
             return None;
         }
-        let before = apply_to_table(&mut state.table, tag, change);
+        let before = apply_to_table(&mut state.table, self.layout.format, tag, change);
         drop(state);
         self.count_used_units(change.units.into(), before);
         Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
@@ -446,12 +465,23 @@ pub(super) fn partition_and_tag(hash: u128, index_partitions_log2: u8) -> (usize
     )
 }
 
+/// Whether the index has a record with this sequence number.
+#[inline]
+pub(super) fn is_fingerprint_of(format: RecordFormat, record_ref: RecordRef, sequence: u64) -> bool {
+    fingerprint(format, sequence, record_ref.flags(format)) == record_ref.fingerprint
+}
+
 /// Applies the change of `entry` to a table, and gives the replaced record, if any.
-pub(super) fn apply_to_table(table: &mut IndexTable, tag: u64, entry: &IndexChange) -> Option<RecordRef> {
+pub(super) fn apply_to_table(
+    table: &mut IndexTable,
+    format: RecordFormat,
+    tag: u64,
+    entry: &IndexChange,
+) -> Option<RecordRef> {
     let new = RecordRef {
         location: entry.new_location,
         units: u64::from(entry.units),
-        fingerprint: fingerprint(entry.sequence),
+        fingerprint: fingerprint(format, entry.sequence, entry.flags),
     };
     match (entry.old_location, entry.new_location) {
         (0, 0) => None,

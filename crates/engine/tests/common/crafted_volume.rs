@@ -12,7 +12,7 @@ use octokv_engine::common::superblock::Superblock;
 use octokv_engine::hash::checkpoint::{self, PartitionImageHeader};
 use octokv_engine::hash::index::IndexEntry;
 use octokv_engine::hash::journal::IndexChange;
-use octokv_engine::hash::record::{self, RecordId};
+use octokv_engine::hash::record::{self, NewRecord, RecordFormat, RecordId, RecordMeta};
 use octokv_engine::hash::superblock::{Checkpoint, HashSuperblock, superblock_units};
 use octokv_engine::hash::{HashEngine, open, verify};
 use octokv_engine::{OpenError, VerifyFailure, VerifyReport};
@@ -118,6 +118,7 @@ impl CraftedVolume {
     ) -> CraftedVolume {
         let areas = superblock_units(UNIT_BYTES as u32) + 2 * u64::from(journal_units);
         let superblock = HashSuperblock {
+            format: RecordFormat::V1,
             volume_id: 77,
             hash_seed: 9,
             hash: HashKind::Xxh3,
@@ -201,13 +202,21 @@ impl CraftedVolume {
 
     /// Writes a record with an empty value.
     pub fn write_record(&self, location: u64, sequence: u64, key: &Key) {
-        self.write_record_as(location, RecordId { volume_id: 77, sequence, location, namespace: 1 }, key);
+        self.write_record_as(location, RecordId { volume_id: 77, sequence, location }, key);
     }
 
     /// Writes a record with any identity.
     pub fn write_record_as(&self, location: u64, identity: RecordId, key: &Key) {
         let mut bytes = vec![0; record::record_bytes(key.len(), 0).next_multiple_of(UNIT_BYTES)];
-        record::encode(&mut bytes, identity, key.as_bytes(), 0);
+        let new = NewRecord {
+            format: self.superblock.format,
+            identity,
+            namespace: 1,
+            key: key.as_bytes(),
+            value_bytes: 0,
+            meta: RecordMeta::PLAIN,
+        };
+        record::encode(&mut bytes, &new);
         self.device.put(self.lba(location), &bytes);
     }
 

@@ -3,8 +3,8 @@
 use crate::blocks::scenario::{BlockLoad, BlockScenarioPlan, DiskPlan};
 use crate::draw::{between, pick};
 use crate::scenario::{
-    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_cache_bytes, draw_host, draw_link, draw_load,
-    draw_node, draw_phase,
+    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_cache_bytes, draw_format_version, draw_host,
+    draw_link, draw_load, draw_node, draw_phase,
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -49,7 +49,9 @@ impl RemoteScenarioPlan {
             Scenario::Everything,
         ];
         let fault_profile = pick(random, &fault_profiles);
-        let node = NodePlan { cache_bytes: draw_cache_bytes(seed), ..draw_node(random) };
+        let cache_bytes = draw_cache_bytes(seed);
+        let format_version = draw_format_version(seed);
+        let node = NodePlan { cache_bytes, format_version, ..draw_node(random) };
         let block_bytes = if node.unit_bytes == 4096 { pick(random, &[512, 4096]) } else { 512 };
         let host = ClientHostPlan { sessions: 1, ..draw_host(random, fault_profile, &node) };
         let count = between(random, 2, 5);
@@ -74,6 +76,7 @@ impl RemoteScenarioPlan {
     pub fn format_config(&self) -> FormatConfig {
         FormatConfig {
             engine: EngineKind::default(),
+            version: self.node.format_version,
             unit_bytes: Some(self.node.unit_bytes),
             hash: self.node.hash,
             bitmap_partitions_log2: self.node.partitions_log2,
