@@ -21,7 +21,7 @@ use octokv_base::prng::mix64;
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
 use octokv_engine::common::superblock::SuperblockError;
-use octokv_engine::{AnyEngine, AnyVolume, Durability, Engine, OpenConfig, OpenError, Volume};
+use octokv_engine::{AnyEngine, AnyVolume, Durability, Engine, OpenConfig, OpenError, Volume, WallClock};
 use octokv_runtime::block_on;
 use octokv_sys::file::DeviceFile;
 use std::rc::Rc;
@@ -80,6 +80,7 @@ impl HostKvs {
             durability: Durability::PowerSafe,
             cores: config.threads * config.depth,
             cache_bytes: 0,
+            clock: WallClock::default(),
         };
         let mut stores = Vec::with_capacity(files.len());
         for (number, file) in files.into_iter().enumerate() {
@@ -87,7 +88,7 @@ impl HostKvs {
             let devices: [Rc<dyn Device>; 1] = [Rc::new(SyncFileDevice::new(&file))];
             let failed = |error| BenchError::Open { name: devices[0].name().to_owned(), error };
             let format = format_config(config.value_sizes.max_bytes(), mix64(seed ^ number as u64));
-            let open = || block_on_spinning(AnyVolume::open(&devices, &pool, settings, &format));
+            let open = || block_on_spinning(AnyVolume::open(&devices, &pool, settings.clone(), &format));
             let volume = match open() {
                 Err(OpenError::Superblock(SuperblockError::Blank)) => {
                     block_on_spinning(AnyVolume::format(&devices, &format)).map_err(failed)?;

@@ -20,7 +20,7 @@ use octokv_base::{BufferPool, Nanos};
 use octokv_client::{ClientConfig, Reconnect, RemoteSession};
 use octokv_device::Device;
 use octokv_engine::common::superblock_io::is_blank;
-use octokv_engine::{AnyEngine, AnyVolume, Engine, OpenConfig, OpenError, Volume};
+use octokv_engine::{AnyEngine, AnyVolume, Engine, OpenConfig, OpenError, Volume, WallClock};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ReactorHandle, TaskSlab, block_on,
 };
@@ -159,7 +159,8 @@ pub(crate) fn run_worker(
         now,
     )?;
     let pool = BufferPool::new(settings.pool_bytes);
-    let open = OpenConfig { durability: settings.durability, cores: 1, cache_bytes: 0 };
+    let open =
+        OpenConfig { durability: settings.durability, cores: 1, cache_bytes: 0, clock: WallClock::default() };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);
     let devices = std::slice::from_ref(&namespace.device);
     let volume = namespace.run_until_complete(AnyVolume::open(devices, &pool, open, &format));

@@ -9,7 +9,7 @@ use octokv_engine::conformance::{
     self, EngineFixture, VolumeFixture, key_of, operation_of, record_of, value_of,
 };
 use octokv_engine::{AnyVolume, Durability, Engine, EngineError, PutMode, PutOutcome};
-use octokv_engine::{FormatConfig, OpenConfig};
+use octokv_engine::{FormatConfig, OpenConfig, WallClock};
 use octokv_runtime::{DeviceHandle, block_on};
 use octokv_wire::{Status, nvm};
 use std::cell::RefCell;
@@ -258,7 +258,10 @@ fn unsupported_block_sizes_are_rejected() {
 
 fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeFixture<AnyVolume> {
     let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
-    VolumeFixture::new(format, OpenConfig { durability, cores: 1, cache_bytes: 0 })
+    VolumeFixture::new(
+        format,
+        OpenConfig { durability, cores: 1, cache_bytes: 0, clock: WallClock::default() },
+    )
 }
 
 #[test]

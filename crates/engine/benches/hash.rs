@@ -11,7 +11,7 @@ use octokv_base::{BufferPool, Key, Prng};
 use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::hash::{HashEngine, open};
 use octokv_engine::{Durability, Engine, PrefetchStage, PutMode, PutOutcome};
-use octokv_engine::{FormatConfig, OpenConfig};
+use octokv_engine::{FormatConfig, OpenConfig, WallClock};
 use octokv_runtime::block_on;
 use std::future::Future;
 use std::pin::pin;
@@ -61,7 +61,12 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
     let pool = BufferPool::new(64 << 20);
     let bytes = keys as u64 * UNIT_BYTES as u64 * 2 + (64 << 20);
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(bytes, 512).expect("memory")));
-    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let config = OpenConfig {
+        durability: Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        clock: WallClock::default(),
+    };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).expect("opens");
     (HashEngine::new(volume, 0, device, pool.clone()), pool)

@@ -10,7 +10,7 @@ use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, format, open};
 use octokv_engine::{Durability, Engine, PutMode};
-use octokv_engine::{FormatConfig, OpenConfig};
+use octokv_engine::{FormatConfig, OpenConfig, WallClock};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -26,7 +26,12 @@ fn main() {
         FormatConfig { unit_bytes: Some(512), value_bytes_max: 64 << 10, seed: 1, ..FormatConfig::default() };
     block_on(format(&*device, &format_config), &mut complete_io).expect("formats");
     let pool = BufferPool::new(1 << 20);
-    let open_config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let open_config = OpenConfig {
+        durability: Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        clock: WallClock::default(),
+    };
     let volume =
         block_on(open(&device, &pool, open_config, &format_config), &mut complete_io).expect("opens");
     let engine = HashEngine::new(volume, 0, device, pool);

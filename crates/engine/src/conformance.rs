@@ -58,7 +58,7 @@ impl<V: Volume> EngineFixture for VolumeFixture<V> {
 
     async fn open(&self, device: Rc<dyn Device>) -> Result<V::Engine, String> {
         let (pool, devices) = (BufferPool::new(self.pool_bytes), [device]);
-        let volume = V::open(&devices, &pool, self.open, &self.format).await;
+        let volume = V::open(&devices, &pool, self.open.clone(), &self.format).await;
         Ok(volume.map_err(|error| error.to_string())?.engine(0, &devices, pool))
     }
 }

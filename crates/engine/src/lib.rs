@@ -53,7 +53,9 @@ pub use verify_report::{
     Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
     VerifyReport,
 };
-pub use volume::{DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo};
+pub use volume::{
+    DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo, WallClock,
+};
 
 use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_runtime::ReactorHandle;

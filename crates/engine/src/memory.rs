@@ -9,6 +9,7 @@
 //! entries and never exceed its size; the version of a key never decreases but by `forget_below`.
 //! Tested by `tests/memory_contract.rs`, with [`crate::contract_clauses`].
 
+use crate::WallClock;
 use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PartitionError, PartitionInfo,
     Partitions, PutMode, PutOptions, PutOutcome, PutValue, ScanEntry, ScanSink, StoredValue, ValueRange,
@@ -20,9 +21,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
-
-/// The wall clock: when a key expires is compared with it.
-pub type WallClock = Arc<dyn Fn() -> UnixTime + Send + Sync>;
 
 /// A value needs no header in memory: the buffer of a put has the key at its front.
 const RECORD_LAYOUT: RecordLayout = RecordLayout::new(0);
@@ -210,11 +208,11 @@ impl Engine for MemoryEngine {
         if value.bytes > self.config.value_bytes_max || bytes.len() < value.bytes {
             return Ok(PutOutcome::TooLong);
         }
-        self.state.lock().put(&self.place(key), bytes, options, (self.clock)())
+        self.state.lock().put(&self.place(key), bytes, options, self.clock.now())
     }
 
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
-        let (place, now) = (self.place(key), (self.clock)());
+        let (place, now) = (self.place(key), self.clock.now());
         let state = self.state.lock();
         let Some(entry) = state.entries.get(&place).filter(|entry| entry.is_live(now)) else {
             return Ok(None);
@@ -235,11 +233,11 @@ impl Engine for MemoryEngine {
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
-        self.state.lock().delete(&self.place(key), version, (self.clock)())
+        self.state.lock().delete(&self.place(key), version, self.clock.now())
     }
 
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
-        let (place, now) = (self.place(key), (self.clock)());
+        let (place, now) = (self.place(key), self.clock.now());
         let state = self.state.lock();
         let live = state.entries.get(&place).filter(|entry| entry.is_live(now));
         Ok(live.map(|entry| KeyStatus {
@@ -256,7 +254,7 @@ impl Engine for MemoryEngine {
         };
         loop {
             sink.yield_point().await;
-            let now = (self.clock)();
+            let now = self.clock.now();
             let state = self.state.lock();
             let mut following = state.entries.range((from, Bound::Unbounded));
             let Some((place, _)) = following.find(|(_, entry)| entry.is_live(now)) else { return Ok(()) };
@@ -275,7 +273,7 @@ impl Engine for MemoryEngine {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        let now = (self.clock)();
+        let now = self.clock.now();
         let state = self.state.lock();
         let empty = Key::new(&[]).expect("an empty key is within bounds");
         for ((position, key), entry) in state.entries.range((range.first(), empty)..) {
@@ -301,7 +299,7 @@ impl Engine for MemoryEngine {
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
-        let now = (self.clock)();
+        let now = self.clock.now();
         self.state.lock().remove_if(|_, entry| entry.version < version && !entry.is_live(now));
         Ok(())
     }

@@ -12,8 +12,9 @@ use crate::{
     Durability, Engine, EngineKind, EngineStatistics, OpenError, PrefetchStage, VerifyFailure,
     VerifyObserver, VerifyReport,
 };
-use octokv_base::{BufferPool, RecordLayout};
+use octokv_base::{BufferPool, RecordLayout, UnixTime};
 use octokv_device::Device;
+use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
@@ -70,8 +71,36 @@ impl Default for FormatConfig {
     }
 }
 
+/// The wall clock, with which the expiry of keys is compared. The default one stands still at 0: nothing expires.
+#[derive(Clone)]
+pub struct WallClock(Arc<dyn Fn() -> UnixTime + Send + Sync>);
+
+impl WallClock {
+    /// A clock that `now` reads.
+    pub fn new(now: impl Fn() -> UnixTime + Send + Sync + 'static) -> WallClock {
+        WallClock(Arc::new(now))
+    }
+
+    /// The time.
+    pub fn now(&self) -> UnixTime {
+        (self.0)()
+    }
+}
+
+impl Default for WallClock {
+    fn default() -> WallClock {
+        WallClock::new(|| UnixTime(0))
+    }
+}
+
+impl fmt::Debug for WallClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WallClock({})", self.now().0)
+    }
+}
+
 /// How a volume is opened.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenConfig {
     /// When writes are acknowledged.
     pub durability: Durability,
@@ -79,6 +108,8 @@ pub struct OpenConfig {
     pub cores: usize,
     /// Memory of a cache of values in front of the volume, in bytes; 0 for none.
     pub cache_bytes: u64,
+    /// The clock of expiry.
+    pub clock: WallClock,
 }
 
 /// What a volume is, from its format on.

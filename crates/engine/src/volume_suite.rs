@@ -9,14 +9,17 @@
 //! failure. Several disks lose their power between the same two events.
 
 use crate::conformance::{TaskSet, key_of, operation_of, random_length, record_of, value_of};
-use crate::{Engine, EngineError, FormatConfig, OpenConfig, PutMode, PutOutcome, Volume};
-use octokv_base::{BufferPool, Key, Prng};
+use crate::{
+    DeleteOutcome, Engine, EngineError, FormatConfig, OpenConfig, PutOptions, PutOutcome, PutValue,
+    ScanEntry, Volume,
+};
+use octokv_base::{BufferPool, Key, Prng, RingRange, Version};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
 use octokv_device::power_loss::{DiskHistory, PowerLossDisk, PowerLossMode};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -43,6 +46,9 @@ pub struct VolumeSuite<V: Volume> {
     pub settle: EngineTask<V::Engine>,
     /// The device on a disk: the disk itself, unless the test breaks something.
     pub view: DeviceView,
+    /// Whether the operations of a run have versions, so that deletes leave tombstones. REQUIRES: the volume has them, in ring
+    /// order.
+    pub has_versions: bool,
     volume: PhantomData<V>,
 }
 
@@ -56,6 +62,8 @@ struct TracedCall {
     key: Key,
     /// `None` deletes.
     operation: Option<u64>,
+    /// [`Version::NONE`] in a run without versions.
+    version: Version,
     began: (u64, usize),
     acknowledged: Option<(u64, usize)>,
 }
@@ -93,6 +101,13 @@ impl CallTrace {
         allowed
     }
 
+    /// The highest version of an acknowledged write of a key at a power loss at `events`.
+    fn acknowledged_version(&self, key: &Key, events: usize) -> Version {
+        let of_key = self.calls.iter().filter(|call| call.key == *key);
+        let acknowledged = of_key.filter(|call| call.acknowledged.is_some_and(|(_, at)| at <= events));
+        acknowledged.map(|call| call.version).max().unwrap_or(Version::NONE)
+    }
+
     fn allowed_of_all(&self, events: usize) -> Vec<Vec<Option<u64>>> {
         (0..KEYS).map(|index| self.allowed(&key_of(index), events)).collect()
     }
@@ -103,6 +118,7 @@ async fn run_call<E: Engine>(
     trace: Rc<RefCell<CallTrace>>,
     disk: PowerLossDisk,
     operation: u64,
+    version: Version,
     random: RefCell<Prng>,
 ) {
     let key = key_of(random.borrow_mut().below(KEYS));
@@ -110,20 +126,34 @@ async fn run_call<E: Engine>(
     let id = {
         let mut trace = trace.borrow_mut();
         let began = (trace.tick(), disk.events());
-        trace.calls.push(TracedCall { key: key.clone(), operation: stores, began, acknowledged: None });
+        let key = key.clone();
+        trace.calls.push(TracedCall { key, operation: stores, version, began, acknowledged: None });
         trace.calls.len() - 1
     };
-    match stores {
+    let is_newer = match stores {
         Some(operation) => {
             let length = random_length(&mut random.borrow_mut(), VALUE_BYTES_MAX);
             let value = value_of(&key, operation, length);
             let record = record_of(engine.record_layout(), &key, &value);
-            let put = engine.put(&key, PutMode::Upsert, record, length).await;
-            assert_eq!(put, Ok(PutOutcome::Stored));
+            let options = PutOptions { version, ..PutOptions::default() };
+            let put = engine.put_with(&key, PutValue::new(record, length), options).await;
+            match put.expect("no fault") {
+                PutOutcome::Stored => true,
+                PutOutcome::NotNewer(newer) if newer > version => false,
+                outcome => panic!("{key}: {outcome:?}"),
+            }
         }
-        None => drop(engine.delete(&key).await.expect("no fault")),
-    }
+        None => {
+            let deleted = engine.delete_with(&key, version).await.expect("no fault");
+            !matches!(deleted, DeleteOutcome::NotNewer(_))
+        }
+    };
     let mut trace = trace.borrow_mut();
+    if !is_newer {
+        // As if it had not been called. The key never has this operation.
+        (trace.calls[id].began, trace.calls[id].version) = ((u64::MAX, usize::MAX), Version::NONE);
+        return;
+    }
     let at = (trace.tick(), disk.events());
     trace.calls[id].acknowledged = Some(at);
 }
@@ -141,6 +171,33 @@ pub fn read_all<E: Engine>(disk: &PowerLossDisk, engine: &E) -> FoundValues {
         found.map(|value| value.map(|value| operation_of(&key, value.as_bytes())))
     };
     (0..KEYS).map(|index| read(key_of(index))).collect()
+}
+
+/// The version of each key, in the order of the keys.
+fn read_versions<E: Engine>(disk: &PowerLossDisk, engine: &E) -> Vec<Version> {
+    let (mut random, mut versions) = (Prng::new(5), BTreeMap::new());
+    let mut sink = |entry: &ScanEntry<'_>| {
+        versions.insert(entry.key.to_vec(), entry.version);
+        true
+    };
+    block_on(engine.scan(RingRange::FULL, Version::NONE, &mut sink), || {
+        disk.complete_one(&mut random);
+    })
+    .expect("no fault");
+    let version_of = |index| versions.get(key_of(index).as_bytes()).copied().unwrap_or(Version::NONE);
+    (0..KEYS).map(version_of).collect()
+}
+
+/// No key's version is older than an acknowledged one.
+fn assert_versions(trace: &CallTrace, events: usize, found: &[Version], context: &str) {
+    for (index, &found) in found.iter().enumerate() {
+        let acknowledged = trace.acknowledged_version(&key_of(index as u64), events);
+        assert!(
+            found >= acknowledged,
+            "{context}: {} has version {found}, not {acknowledged}",
+            key_of(index as u64)
+        );
+    }
 }
 
 /// Each key has one of the values that it may have after a power loss.
@@ -177,7 +234,17 @@ impl<V: Volume> VolumeSuite<V> {
         let nothing: EngineTask<V::Engine> = |_| Box::pin(std::future::ready(()));
         let view: DeviceView = |disk| Rc::new(disk);
         let (background, settle) = (nothing, nothing);
-        VolumeSuite { format, open, disk_bytes, block_bytes, background, settle, view, volume: PhantomData }
+        VolumeSuite {
+            format,
+            open,
+            disk_bytes,
+            block_bytes,
+            background,
+            settle,
+            view,
+            has_versions: false,
+            volume: PhantomData,
+        }
     }
 
     fn devices(&self, disks: &[PowerLossDisk]) -> Vec<Rc<dyn Device>> {
@@ -192,7 +259,7 @@ impl<V: Volume> VolumeSuite<V> {
         let disks = PowerLossDisk::group(images, self.block_bytes);
         let mut random = Prng::new(1);
         let (devices, pool) = (self.devices(&disks), BufferPool::new(64 << 20));
-        let opened = block_on(V::open(&devices, &pool, self.open, &self.format), || {
+        let opened = block_on(V::open(&devices, &pool, self.open.clone(), &self.format), || {
             disks[0].complete_one(&mut random);
         });
         let volume = opened.map_err(|error| error.to_string())?;
@@ -215,7 +282,9 @@ impl<V: Volume> VolumeSuite<V> {
         for operation in 1..=operations {
             let random_of_call = RefCell::new(random.fork());
             let (engine_of_call, disk) = (Rc::clone(&engine), disks[0].clone());
-            tasks.add(run_call(engine_of_call, Rc::clone(&trace), disk, operation, random_of_call));
+            let version = if self.has_versions { Version::from_bits(operation) } else { Version::NONE };
+            let trace = Rc::clone(&trace);
+            tasks.add(run_call(engine_of_call, trace, disk, operation, version, random_of_call));
             if random.one_in(50) {
                 tasks.add((self.background)(Rc::clone(&engine)));
             }
@@ -233,12 +302,17 @@ impl<V: Volume> VolumeSuite<V> {
         (disks, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
     }
 
+    /// The versions of all keys; none in a run without versions.
+    fn versions(&self, disk: &PowerLossDisk, engine: &V::Engine) -> Vec<Version> {
+        if self.has_versions { read_versions(disk, engine) } else { Vec::new() }
+    }
+
     /// Loses power after every `step`th event of a run, in every mode, and opens the volume. What a volume holds depends on
     /// its images alone: of equal images, as successive events often leave them, only the first are opened.
     pub fn lose_power_at_events(&self, disks: &[PowerLossDisk], trace: &CallTrace, step: usize) {
         const REMEMBERED: usize = 8;
         let (mut history, mut random) = (DiskHistory::of(&disks[0]), Prng::new(3));
-        let mut opened: VecDeque<(Vec<DiskImage>, FoundValues)> = VecDeque::new();
+        let mut opened: VecDeque<(Vec<DiskImage>, FoundValues, Vec<Version>)> = VecDeque::new();
         let total = disks[0].events();
         for events in (0..=total).step_by(step) {
             history.advance(events);
@@ -247,16 +321,17 @@ impl<V: Volume> VolumeSuite<V> {
             for mode in PowerLossMode::ALL {
                 let context = format!("power loss at {events} of {total}, {mode:?}");
                 let images = history.images(mode, &mut random);
-                let known = opened.iter().position(|(known, _)| *known == images);
+                let known = opened.iter().position(|(known, ..)| *known == images);
                 let entry = match known {
                     Some(at) => opened.remove(at).expect("found"),
                     None => {
                         let opened = self.open(images.clone());
                         let (after, engine) = opened.unwrap_or_else(|error| panic!("{context}: {error}"));
-                        (images, read_all(&after[0], &engine))
+                        (images, read_all(&after[0], &engine), self.versions(&after[0], &engine))
                     }
                 };
                 assert_allowed(&allowed, &entry.1, &context);
+                assert_versions(trace, events, &entry.2, &context);
                 opened.push_front(entry);
                 opened.truncate(REMEMBERED);
             }
@@ -279,6 +354,7 @@ impl<V: Volume> VolumeSuite<V> {
                 let opened = self.open(history_of_recovery.images(second, &mut random));
                 let (after, engine) = opened.unwrap_or_else(|error| panic!("{context}: {error}"));
                 assert_durability(&read_all(&after[0], &engine), trace, events, &context);
+                assert_versions(trace, events, &self.versions(&after[0], &engine), &context);
             }
         }
     }

@@ -320,7 +320,7 @@ const MEMORY_CONFIG: MemoryConfig =
 fn cached_memory() -> (CachedEngine<MemoryEngine>, TestClock) {
     let clock = TestClock::default();
     let wall = clock.clone();
-    let engine = MemoryEngine::new(MEMORY_CONFIG, Arc::new(move || wall.now()));
+    let engine = MemoryEngine::new(MEMORY_CONFIG, octokv_engine::WallClock::new(move || wall.now()));
     let cache = Arc::new(ValueCache::new(CACHE_BYTES, 1));
     (CachedEngine::new(engine, cache, AbandonedCount::default()), clock)
 }

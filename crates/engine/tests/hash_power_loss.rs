@@ -39,6 +39,13 @@ fn open(image: impl Into<DiskImage>) -> Result<(PowerLossDisk, HashEngine), Stri
     Ok((disk, engine))
 }
 
+/// Of format 2, with versions.
+fn versioned_suite() -> VolumeSuite<Arc<HashVolume>> {
+    let mut suite = suite();
+    (suite.format.version, suite.has_versions) = (2, true);
+    suite
+}
+
 fn suite() -> VolumeSuite<Arc<HashVolume>> {
     let fixture = fixture();
     let mut suite = VolumeSuite::new(fixture.format, fixture.open_config(), vec![DISK_BYTES], 512);
@@ -86,6 +93,15 @@ fn acknowledged_writes_survive_power_loss_at_sampled_events() {
     let (disk, trace) = run_traced(9, 700);
     assert!(disk.events() > 2_000, "{} events", disk.events());
     suite().lose_power_at_events(&[disk], &trace, 5);
+}
+
+#[test]
+fn acknowledged_writes_with_versions_and_tombstones_survive_power_loss_at_every_write_and_flush() {
+    let (disks, trace) = versioned_suite().run_traced(11, 1_000);
+    assert!(disks[0].events() > 3_000, "{} events", disks[0].events());
+    versioned_suite().lose_power_at_events(&disks, &trace, 1);
+    let (disks, trace) = versioned_suite().run_traced(12, 300);
+    versioned_suite().lose_power_twice(&disks, &trace, 7);
 }
 
 #[test]

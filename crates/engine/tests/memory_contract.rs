@@ -5,11 +5,10 @@ use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{EngineFixture, concurrent, key_of, record_of, sequential};
 use octokv_engine::contract_clauses::{Clauses, TestClock};
 use octokv_engine::memory::{MemoryConfig, MemoryEngine};
-use octokv_engine::{DeleteOutcome, Engine, Partitions, PutMode, PutOutcome};
+use octokv_engine::{DeleteOutcome, Engine, Partitions, PutMode, PutOutcome, WallClock};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 
 const CONFIG: MemoryConfig =
     MemoryConfig { ring_seed: 3, devices: 2, partition_bytes: 1 << 20, value_bytes_max: 1 << 16 };
@@ -17,7 +16,7 @@ const CONFIG: MemoryConfig =
 fn engine(config: MemoryConfig) -> (MemoryEngine, TestClock) {
     let clock = TestClock::default();
     let wall = clock.clone();
-    (MemoryEngine::new(config, Arc::new(move || wall.now())), clock)
+    (MemoryEngine::new(config, WallClock::new(move || wall.now())), clock)
 }
 
 fn holds(clause: impl Fn(&Clauses<'_, MemoryEngine>, &TestClock)) {

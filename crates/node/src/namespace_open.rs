@@ -17,13 +17,14 @@ use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_b
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
     AnyVolume, Durability, Engine, OpenConfig, VerifyFailure, VerifyObserver, VerifyReport, Volume,
-    VolumeInfo,
+    VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, ReactorHandle, block_on, kernel,
     open_device_queue,
 };
+use octokv_sys::clock;
 use octokv_sys::file::open_device;
 use octokv_sys::process::{available_memory_bytes, random_u64};
 use parking_lot::Mutex;
@@ -296,8 +297,12 @@ fn open_volume(
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
-    let open =
-        OpenConfig { durability: options.durability, cores: options.cores, cache_bytes: config.cache_bytes };
+    let open = OpenConfig {
+        durability: options.durability,
+        cores: options.cores,
+        cache_bytes: config.cache_bytes,
+        clock: WallClock::new(clock::wall),
+    };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
 }
 

@@ -140,7 +140,7 @@ mod tests {
     use crate::fair_yield::FairYield;
     use octokv_base::{BufferPool, Key};
     use octokv_device::{Device, MemoryDevice, RamDisk};
-    use octokv_engine::{AnyEngine, AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
+    use octokv_engine::{AnyEngine, AnyVolume, Durability, FormatConfig, OpenConfig, Volume, WallClock};
     use octokv_runtime::{
         CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, block_on, open_device_queue,
     };
@@ -151,7 +151,12 @@ mod tests {
         let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
         let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).expect("memory")));
         let (devices, pool) = ([device], BufferPool::new(1 << 20));
-        let config = OpenConfig { durability: Durability::PowerSafe, cores: 2, cache_bytes: 0 };
+        let config = OpenConfig {
+            durability: Durability::PowerSafe,
+            cores: 2,
+            cache_bytes: 0,
+            clock: WallClock::default(),
+        };
         let format = FormatConfig::default();
         let opened = AnyVolume::open(&devices, &pool, config, &format);
         let volume = block_on(opened, || ()).expect("a volatile device is formatted");

@@ -8,7 +8,7 @@ use octokv_client::error::ConnectionError;
 use octokv_client::{ClientConfig, Command, Error, Reconnect, RemoteSession, Response, Session};
 use octokv_device::Device;
 use octokv_engine::conformance::{self, EngineFixture, VolumeFixture};
-use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, WallClock};
 use octokv_node::{
     CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig, RunningNode, start,
 };
@@ -93,7 +93,15 @@ impl RemoteFixture {
 
 fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
     let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
-    VolumeFixture::new(format, OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 })
+    VolumeFixture::new(
+        format,
+        OpenConfig {
+            durability: Durability::PowerSafe,
+            cores: 1,
+            cache_bytes: 0,
+            clock: WallClock::default(),
+        },
+    )
 }
 
 #[test]

@@ -18,7 +18,7 @@ use octokv_device::{Device, RamDisk};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
     AnyEngine, AnyVolume, DeviceLayout, Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError,
-    VerifyReport, Volume,
+    VerifyReport, Volume, WallClock,
 };
 use octokv_node::control::CoreChangeError;
 use octokv_node::kv_backend::KvBackend;
@@ -165,7 +165,7 @@ impl KvNodeUnderTest {
             let pool = BufferPool::new(plan.pool_bytes);
             let cores = plan.cores + usize::from(plan.has_parallel_core);
             let (durability, cache_bytes) = (plan.durability, plan.cache_bytes);
-            let config = OpenConfig { durability, cores, cache_bytes };
+            let config = OpenConfig { durability, cores, cache_bytes, clock: WallClock::default() };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;

@@ -10,7 +10,7 @@ use octokv_engine::bug_injection::{self as engine_bugs, InjectedBug as EngineBug
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::{
     AnyEngine, AnyVolume, Durability, Engine, EngineError, FormatConfig, OpenConfig, OpenError, PutMode,
-    PutOutcome, Volume,
+    PutOutcome, Volume, WallClock,
 };
 use octokv_runtime::simulated::{
     CrashModel, HostFailure, SimDiskConfig, SimEnv, SimEnvConfig, SimHostId, SimSockets,
@@ -154,7 +154,8 @@ impl SimSetup {
             (ack_log.tasks_ended, ack_log.completed) = (0, 0);
             ack_log.operation
         };
-        let config = OpenConfig { durability: self.durability, cores: 1, cache_bytes: 0 };
+        let config =
+            OpenConfig { durability: self.durability, cores: 1, cache_bytes: 0, clock: WallClock::default() };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };
         let (shared, own) = (Rc::clone(ack_log), handle.clone());
         handle.spawn(async move {
@@ -164,7 +165,7 @@ impl SimSetup {
                 if first {
                     AnyVolume::format(&devices, &format).await?;
                 }
-                let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
+                let volume = AnyVolume::open(&devices, &pool, config.clone(), &format).await?;
                 Ok::<_, OpenError>(volume.engine(0, &devices, pool))
             };
             let engine = match opened.await {
@@ -182,7 +183,7 @@ impl SimSetup {
                     Rc::clone(&engine),
                     Rc::clone(&shared),
                     own.clone(),
-                    config,
+                    config.clone(),
                     task,
                     random,
                 ));

@@ -1,11 +1,18 @@
-//! Clocks: CLOCK_MONOTONIC for time points, the processor's tick counter for durations.
+//! Clocks: CLOCK_MONOTONIC for time points, the processor's tick counter for durations, and the wall clock.
 //!
 //! [`now`] goes through the vDSO (about 25 ns); [`ticks`] is one instruction (about 8 ns). A [`TscCalibration`] converts
 //! ticks to nanoseconds; it calibrates against [`now`] without waiting.
 //!
 //! Unsafe code: `clock_gettime` and the counter instruction. Tested below.
 
-use octokv_base::Nanos;
+use octokv_base::{Nanos, UnixTime};
+use std::time::SystemTime;
+
+/// Wall-clock time; 0 if the system's clock is before 1970.
+pub fn wall() -> UnixTime {
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    UnixTime(since_1970.map_or(0, |time| time.as_millis() as u64))
+}
 
 /// Nanoseconds since boot.
 pub fn now() -> Nanos {

@@ -49,8 +49,9 @@ impl<V: Volume> Volume for CachedVolume<V> {
         config: OpenConfig,
         format: &FormatConfig,
     ) -> Result<CachedVolume<V>, OpenError> {
+        let cache_bytes = config.cache_bytes;
         let volume = V::open(devices, pool, config, format).await?;
-        let cache = Arc::new(ValueCache::new(config.cache_bytes, volume.info().id));
+        let cache = Arc::new(ValueCache::new(cache_bytes, volume.info().id));
         Ok(CachedVolume { volume, cache, abandoned: AbandonedCount::default() })
     }
 

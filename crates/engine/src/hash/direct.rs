@@ -13,6 +13,7 @@ use super::journal::IndexChange;
 use super::record::{
     self, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, UncheckedRecord, record_bytes,
 };
+use super::volume::SpaceFor;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, FoundNow, KeyLookup, LookupStage};
@@ -60,9 +61,14 @@ impl HashCore {
         }
     }
 
+    /// The index's entry for a key. Of a record with a version or an expiry time nothing is known here.
     fn found(&self, lookup: &KeyLookup) -> FoundEntry {
-        match lookup.found {
+        let found = match lookup.found {
             FoundEntry::Unknown => self.volume.find_entry(lookup.hash),
+            found => found,
+        };
+        match found {
+            FoundEntry::One(words) if self.volume.has_flags(words) => FoundEntry::Unknown,
             found => found,
         }
     }
@@ -71,7 +77,7 @@ impl HashCore {
     fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
         let (header, found_key) =
             UncheckedRecord { bytes, location: record_ref.location }.unverified_header().ok()?;
-        let is_own = self.volume.matches_identity(record_ref, header.identity) && found_key == key;
+        let is_own = self.volume.is_record(record_ref, &header) && found_key == key;
         (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(header)
     }
 
@@ -153,7 +159,7 @@ impl HashCore {
             (_, PutMode::IfVersion(_)) => return None,
         };
         let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
-        let extent = self.allocate(lookup.hash, units)?;
+        let extent = self.allocate(lookup.hash, units, SpaceFor::Value)?;
         let sequence = self.next_sequence();
         let new = volume.new_record(sequence, extent.location, key, value.len(), RecordMeta::PLAIN);
         let bytes = units as usize * volume.unit_bytes();

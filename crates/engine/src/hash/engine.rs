@@ -9,7 +9,8 @@ use super::record::{
     self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
 };
 use super::unindexed_record::UnindexedRecord;
-use super::volume::HashVolume;
+use super::volume::{HashVolume, SpaceFor};
+use super::write_rules::{self, KeyState, Remains};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
@@ -17,8 +18,8 @@ use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
 use crate::common::journal::JournalEntry;
 use crate::direct::FoundEntry;
-use crate::{Capability, DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue, VolumePlace};
-use octokv_base::{Buffer, BufferPool, Key, Lba, UnixTime, Version};
+use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue, VolumePlace};
+use octokv_base::{Buffer, BufferPool, Key, Lba, Version};
 use octokv_device::{Device, DeviceError, DeviceFuture};
 use std::cell::Cell;
 use std::future::{Future, ready};
@@ -32,14 +33,6 @@ const SEQUENCES_RESERVED: u64 = 1024;
 
 /// How often a put waits for the readers of one moment to leave: others may take the space that it then frees.
 const SPACE_WAITS_MAX: usize = 16;
-
-/// What this format lacks for a put.
-fn lacking_for(options: &PutOptions) -> Option<Capability> {
-    if options.version > Version::NONE || matches!(options.mode, PutMode::IfVersion(_)) {
-        return Some(Capability::Versions);
-    }
-    (options.expires_at < UnixTime::NEVER).then_some(Capability::Expiry)
-}
 
 /// One core's part of an open volume.
 pub struct HashCore {
@@ -65,12 +58,23 @@ pub(super) enum KeyMatch {
     Damaged,
 }
 
+/// A key's record, and what it says.
+type FoundRecord = (RecordRef, RecordMeta);
+
 /// The record that a put replaces.
 enum Predecessor {
     /// The record was read, and its key matches.
-    Verified(Option<RecordRef>),
-    /// The only record with the key's tag; its key was not compared yet.
+    Verified(Option<FoundRecord>),
+    /// The only record with the key's tag; its key was not compared yet. It has neither version nor expiry.
     Unverified(RecordRef),
+}
+
+/// A record to be written.
+struct RecordToWrite {
+    /// Has the value from the value offset on.
+    buffer: Buffer,
+    value_bytes: usize,
+    meta: RecordMeta,
 }
 
 impl HashCore {
@@ -138,8 +142,8 @@ impl HashCore {
     }
 
     /// Allocates space for the record of a key; `None` if the volume has none now.
-    pub(super) fn allocate(&self, hash: u128, units: u64) -> Option<Extent> {
-        self.volume.allocate(self.readers.core(), hash, &self.preferred_partition, units)
+    pub(super) fn allocate(&self, hash: u128, units: u64, purpose: SpaceFor) -> Option<Extent> {
+        self.volume.allocate(self.readers.core(), hash, &self.preferred_partition, units, purpose)
     }
 
     /// Reads a whole record. REQUIRES: the caller is in an epoch since it took the reference from the index.
@@ -155,7 +159,7 @@ impl HashCore {
         let Ok((header, found_key)) = self.volume.record_header(bytes, record_ref.location) else {
             return KeyMatch::Damaged;
         };
-        if !self.volume.matches_identity(record_ref, header.identity) {
+        if !self.volume.is_record(record_ref, &header) {
             return KeyMatch::Damaged;
         }
         if found_key != key.as_bytes() && !bug_injection::is_injected(InjectedBug::SkipKeyCompare) {
@@ -166,7 +170,7 @@ impl HashCore {
 
     /// Bytes of the units that hold `prefix_bytes` of a record, or of all its units if they are fewer.
     #[inline]
-    fn prefix_bytes(&self, record_ref: RecordRef, prefix_bytes: usize) -> usize {
+    pub(super) fn prefix_bytes(&self, record_ref: RecordRef, prefix_bytes: usize) -> usize {
         let unit = self.volume.unit_bytes();
         prefix_bytes.next_multiple_of(unit).min(record_ref.units as usize * unit)
     }
@@ -200,25 +204,25 @@ impl HashCore {
     }
 
     /// Finds the key's record among the candidates. A damaged record counts as the key's if no other matches: its tag
-    /// matches, and a put or delete of the key is how a user removes it.
-    async fn resolve_candidates(
+    /// matches, and a put or delete of the key is how a user removes it. What version it had is lost.
+    pub(super) async fn resolve_candidates(
         &self,
         candidates: &Candidates,
         key: &Key,
-    ) -> Result<Option<RecordRef>, EngineError> {
+    ) -> Result<Option<FoundRecord>, EngineError> {
         let mut damaged = None;
         for &record_ref in candidates {
             match self.read_record(record_ref, key, HEADER_BYTES + key.len()).await?.0 {
-                KeyMatch::Match(_) => return Ok(Some(record_ref)),
+                KeyMatch::Match(header) => return Ok(Some((record_ref, header.meta))),
                 KeyMatch::OtherKey => {}
-                KeyMatch::Damaged => damaged = Some(record_ref),
+                KeyMatch::Damaged => damaged = Some((record_ref, RecordMeta::PLAIN)),
             }
         }
         Ok(damaged)
     }
 
     /// Finds the record that a put replaces. An upsert takes the index's only candidate without reading it, since a tag
-    /// collision is rare and is verified beside the write.
+    /// collision is rare and is verified beside the write: but for a record that may have a version, which the put needs.
     async fn find_predecessor(
         &self,
         mode: PutMode,
@@ -227,8 +231,11 @@ impl HashCore {
     ) -> Result<Predecessor, EngineError> {
         match self.volume.find_entry(hash) {
             FoundEntry::Missing => return Ok(Predecessor::Verified(None)),
-            FoundEntry::One(words) if mode == PutMode::Upsert => {
-                return Ok(Predecessor::Unverified(IndexEntry::from_words(words).record_ref()));
+            FoundEntry::One(words) if matches!(mode, PutMode::Upsert | PutMode::IfVersion(_)) => {
+                let record_ref = IndexEntry::from_words(words).record_ref();
+                if record_ref.flags(self.volume.layout().format) == RecordFlags::NONE {
+                    return Ok(Predecessor::Unverified(record_ref));
+                }
             }
             FoundEntry::One(_) | FoundEntry::Several | FoundEntry::Unknown => {}
         }
@@ -237,22 +244,16 @@ impl HashCore {
     }
 
     /// Encodes the record in its buffer and starts its write. Gives its sequence number.
-    fn start_record_write(
-        &self,
-        extent: Extent,
-        key: &Key,
-        mut record: Buffer,
-        value_bytes: usize,
-        meta: RecordMeta,
-    ) -> (u64, DeviceFuture) {
+    fn start_record_write(&self, extent: Extent, key: &Key, record: RecordToWrite) -> (u64, DeviceFuture) {
+        let RecordToWrite { mut buffer, value_bytes, meta } = record;
         let sequence = self.next_sequence();
         let new = self.volume.new_record(sequence, extent.location, key.as_bytes(), value_bytes, meta);
-        record.set_len(extent.units as usize * self.volume.unit_bytes());
+        buffer.set_len(extent.units as usize * self.volume.unit_bytes());
         match self.volume.volatile {
-            true => record::encode_in_memory(&mut record, &new),
-            false => record::encode(&mut record, &new),
+            true => record::encode_in_memory(&mut buffer, &new),
+            false => record::encode(&mut buffer, &new),
         }
-        (sequence, self.device.write(self.lba(extent.location), record))
+        (sequence, self.device.write(self.lba(extent.location), buffer))
     }
 
     /// A record's write, beside which the caller polls the comparison of its predecessor's key.
@@ -285,13 +286,12 @@ impl HashCore {
         &self,
         hash: u128,
         key: &Key,
-        record: Buffer,
-        value_bytes: usize,
+        record: RecordToWrite,
         extent: Extent,
         predecessor: Predecessor,
-    ) -> Result<PutOutcome, EngineError> {
+    ) -> Result<(), EngineError> {
         let (old, unverified) = match predecessor {
-            Predecessor::Verified(old) => (old, None),
+            Predecessor::Verified(old) => (old.map(|(record_ref, _)| record_ref), None),
             Predecessor::Unverified(record_ref) => (Some(record_ref), Some(record_ref)),
         };
         if bug_injection::is_injected(InjectedBug::ReuseSpaceEarly)
@@ -299,26 +299,27 @@ impl HashCore {
         {
             self.volume.space.release(Extent { location, units });
         }
-        let (sequence, write) = self.start_record_write(extent, key, record, value_bytes, RecordMeta::PLAIN);
+        let flags = record.meta.flags;
+        let (sequence, write) = self.start_record_write(extent, key, record);
         let entry = IndexChange {
             hash,
             new_location: extent.location,
             old_location: old.map_or(0, |record_ref| record_ref.location),
             sequence,
             units: extent.units as u32,
-            flags: RecordFlags::NONE,
+            flags,
         };
         if self.volume.volatile {
             let mut record = UnindexedRecord::new(&self.volume, &self.abandoned, extent, write);
             let outcome = self.compare_beside(&mut record, unverified, key).await?;
             self.apply_volatile(entry, outcome);
             record.keep();
-            return Ok(PutOutcome::Stored);
+            return Ok(());
         }
         let record_bytes = entry.units as usize * self.volume.unit_bytes();
         let mut record_write = self.compare_beside(WriteFuture(write), unverified, key);
         match commit(self, entry, record_bytes, &mut record_write).await? {
-            Ok(()) => Ok(PutOutcome::Stored),
+            Ok(()) => Ok(()),
             Err(error) => {
                 self.volume.space.release(extent);
                 Err(error)
@@ -336,12 +337,13 @@ impl HashCore {
         hash: u128,
         key: &Key,
         units: u64,
+        purpose: SpaceFor,
     ) -> Result<Option<(EpochGuard<'_>, Predecessor, Extent)>, EngineError> {
         flush_deferred(self).await?;
         for waits_left in (0..=SPACE_WAITS_MAX).rev() {
             let epoch_guard = self.enter_epoch();
             let predecessor = self.find_predecessor(mode, hash, key).await?;
-            if let Some(extent) = self.allocate(hash, units) {
+            if let Some(extent) = self.allocate(hash, units, purpose) {
                 return Ok(Some((epoch_guard, predecessor, extent)));
             }
             drop(epoch_guard);
@@ -364,9 +366,7 @@ impl HashCore {
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
         let (mode, volume) = (options.mode, &self.volume);
-        if let Some(lacking) = lacking_for(&options) {
-            return Err(EngineError::Unsupported(lacking));
-        }
+        write_rules::check_options(volume.layout().format, &options)?;
         let value_bytes = value.bytes;
         if value_bytes > volume.value_bytes_max() {
             return Ok(PutOutcome::TooLong);
@@ -392,18 +392,22 @@ impl HashCore {
         };
         let mut epoch_guard = self.enter_epoch();
         let mut predecessor = self.find_predecessor(mode, hash, key).await?;
-        match (mode, &predecessor) {
-            (PutMode::AddOnly, Predecessor::Verified(Some(_))) => return Ok(PutOutcome::Exists),
-            (PutMode::UpdateOnly, Predecessor::Verified(None)) => return Ok(PutOutcome::NotFound),
-            _ => {}
-        }
+        let known = match &predecessor {
+            Predecessor::Verified(Some((_, meta))) => KeyState::of(meta, || volume.clock.now()),
+            // Whichever key has that record: this one has no version, and none of these modes asks whether it exists.
+            Predecessor::Verified(None) | Predecessor::Unverified(_) => KeyState::ABSENT,
+        };
+        let meta = match write_rules::decide_put(known, &options) {
+            Ok(meta) => meta,
+            Err(outcome) => return Ok(outcome),
+        };
         let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
-        let extent = match self.allocate(hash, units) {
+        let extent = match self.allocate(hash, units, SpaceFor::Value) {
             Some(extent) => extent,
             None => {
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                let waited = Box::pin(self.wait_for_space(mode, hash, key, units)).await?;
+                let waited = Box::pin(self.wait_for_space(mode, hash, key, units, SpaceFor::Value)).await?;
                 let Some((guard, found, extent)) = waited else { return Ok(PutOutcome::Full) };
                 (epoch_guard, predecessor) = (guard, found);
                 extent
@@ -411,9 +415,10 @@ impl HashCore {
         };
         let at = self.lba(extent.location);
         self.device.prefetch_write(at, self.lba(extent.location + units).0 - at.0);
-        let stored = self.write_and_commit(hash, key, record, value_bytes, extent, predecessor).await;
+        let record = RecordToWrite { buffer: record, value_bytes, meta };
+        let stored = self.write_and_commit(hash, key, record, extent, predecessor).await;
         drop(epoch_guard);
-        stored
+        stored.map(|()| PutOutcome::Stored)
     }
 
     /// [`Engine::delete_with`](crate::Engine::delete_with). On a volatile volume it has no await behind its lock but reads.
@@ -422,9 +427,8 @@ impl HashCore {
     /// As there.
     pub(super) async fn delete(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
         let volume = &self.volume;
-        if version > Version::NONE {
-            return Err(EngineError::Unsupported(Capability::Versions));
-        }
+        let options = PutOptions { version, ..PutOptions::default() };
+        write_rules::check_options(volume.layout().format, &options)?;
         if volume.commits.has_failed() {
             return Err(EngineError::ReadOnly);
         }
@@ -433,12 +437,28 @@ impl HashCore {
             Ok(guard) => guard,
             Err(waiter) => waiter.await,
         };
-        let old = {
+        let found = {
             let _epoch_guard = self.readers.enter(&volume.epochs);
             let candidates = volume.candidates(hash);
             self.resolve_candidates(&candidates, key).await?
         };
-        let Some(old) = old else { return Ok(DeleteOutcome::NotFound) };
+        let known = found.map_or(KeyState::ABSENT, |(_, meta)| KeyState::of(&meta, || volume.clock.now()));
+        let (remains, outcome) =
+            match write_rules::decide_delete(known, found.as_ref().map(|(_, meta)| meta), version) {
+                Ok(decided) => decided,
+                Err(outcome) => return Ok(outcome),
+            };
+        match (remains, found) {
+            (Remains::Unchanged, _) | (Remains::Nothing, None) => {}
+            (Remains::Nothing, Some((old, _))) => self.remove(hash, old).await?,
+            // Boxed because few deletes leave one.
+            (Remains::Tombstone(meta), _) => Box::pin(self.put_tombstone(hash, key, meta, found)).await?,
+        }
+        Ok(outcome)
+    }
+
+    /// Removes a key's record from the index. REQUIRES: the caller holds the key's lock.
+    pub(super) async fn remove(&self, hash: u128, old: RecordRef) -> Result<(), EngineError> {
         let entry = IndexChange {
             hash,
             new_location: 0,
@@ -447,12 +467,40 @@ impl HashCore {
             units: 0,
             flags: RecordFlags::NONE,
         };
-        if volume.volatile {
+        if self.volume.volatile {
             self.apply_volatile(entry, WriteOutcome::Confirmed);
         } else {
             commit(self, entry, 0, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
         }
-        Ok(DeleteOutcome::Deleted)
+        Ok(())
+    }
+
+    /// Writes a tombstone in place of a key's record. REQUIRES: the caller holds the key's lock.
+    async fn put_tombstone(
+        &self,
+        hash: u128,
+        key: &Key,
+        meta: RecordMeta,
+        found: Option<FoundRecord>,
+    ) -> Result<(), EngineError> {
+        let bytes = record_bytes(key.len(), 0);
+        let units = bytes.div_ceil(self.volume.unit_bytes()) as u64;
+        let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+        let record = RecordToWrite { buffer, value_bytes: 0, meta };
+        let epoch_guard = self.enter_epoch();
+        let (epoch_guard, predecessor, extent) = match self.allocate(hash, units, SpaceFor::Tombstone) {
+            Some(extent) => (epoch_guard, Predecessor::Verified(found), extent),
+            None => {
+                drop(epoch_guard);
+                // A mode that makes sure that the predecessor is verified.
+                let waited =
+                    self.wait_for_space(PutMode::UpdateOnly, hash, key, units, SpaceFor::Tombstone).await?;
+                waited.ok_or(EngineError::from(DeviceError::NoSpace))?
+            }
+        };
+        let written = self.write_and_commit(hash, key, record, extent, predecessor).await;
+        drop(epoch_guard);
+        written
     }
 
     /// [`Engine::flush`](crate::Engine::flush).

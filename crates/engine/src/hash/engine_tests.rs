@@ -6,7 +6,7 @@ use crate::conformance::{key_of, record_of, value_of};
 use crate::contract_clauses::Clauses;
 use crate::hash::record::RecordFormat;
 use crate::hash::{HashEngine, index, open};
-use crate::{Engine, FormatConfig, OpenConfig};
+use crate::{Engine, FormatConfig, OpenConfig, WallClock};
 use octokv_device::{MemoryDevice, RamDisk};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
@@ -16,7 +16,12 @@ use std::task::{Context, Poll, Waker};
 fn volatile_engine() -> HashEngine {
     let pool = BufferPool::new(1 << 20);
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(RamDisk::new(1 << 20, 512).unwrap()));
-    let config = OpenConfig { durability: crate::Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let config = OpenConfig {
+        durability: crate::Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        clock: WallClock::default(),
+    };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
     HashEngine::new(volume, 0, device, pool)
@@ -58,7 +63,12 @@ fn prefetches_change_no_result_whenever_they_come() {
 fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
     let (pool, disk) = (BufferPool::new(1 << 20), RamDisk::new(1 << 20, 512).unwrap());
     let device: Rc<dyn Device> = Rc::new(MemoryDevice::new(disk));
-    let config = OpenConfig { durability: crate::Durability::PowerSafe, cores: 2, cache_bytes: 0 };
+    let config = OpenConfig {
+        durability: crate::Durability::PowerSafe,
+        cores: 2,
+        cache_bytes: 0,
+        clock: WallClock::default(),
+    };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
     let [engine, reader] =

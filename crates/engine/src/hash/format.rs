@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use crate::conformance::{key_of, record_of, value_of};
     use crate::hash::{HashEngine, open};
-    use crate::{Durability, Engine, OpenConfig, PutMode, PutOutcome};
+    use crate::{Durability, Engine, OpenConfig, PutMode, PutOutcome, WallClock};
     use octokv_base::BufferPool;
     use octokv_device::{MemoryDevice, RamDisk};
     use octokv_runtime::block_on;
@@ -205,7 +205,12 @@ mod tests {
             let device: Rc<dyn Device> =
                 Rc::new(MemoryDevice::new(RamDisk::new(64 << 20, block_bytes).unwrap()));
             let pool = BufferPool::new(1 << 20);
-            let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+            let config = OpenConfig {
+                durability: Durability::PowerSafe,
+                cores: 1,
+                cache_bytes: 0,
+                clock: WallClock::default(),
+            };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();
             let engine = HashEngine::new(volume, 0, device, pool);
             let key = key_of(1);

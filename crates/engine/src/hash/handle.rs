@@ -6,7 +6,7 @@
 //! volatile volume has no journal batch, and its caller owns it: see [`super::engine`].
 
 use super::engine::HashCore;
-use super::record;
+use super::record::{self, RecordFormat};
 use super::volume::HashVolume;
 use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::group_commit::write_durability_marker;
@@ -140,8 +140,12 @@ impl Engine for HashEngine {
         self.core.scan_range(range, since, sink).await
     }
 
-    async fn forget_below(&self, _version: Version) -> Result<(), EngineError> {
-        Ok(()) // No format of this engine has tombstones yet.
+    async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
+        if self.core.volume.layout().format == RecordFormat::V1 {
+            return Ok(()); // That format has no tombstones.
+        }
+        let core = Rc::clone(&self.core);
+        self.core.abandoned.detachable(async move { core.forget_below(version).await }).await
     }
 
     async fn give_up_space(&self, _bytes: u64) -> Result<u64, EngineError> {

@@ -15,7 +15,7 @@
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
-use super::record::{RecordFlags, RecordFormat};
+use super::record::{RecordFlags, RecordFormat, RecordHeader};
 use crate::direct::FoundEntry;
 use smallvec::SmallVec;
 
@@ -53,6 +53,12 @@ pub fn fingerprint(format: RecordFormat, sequence: u64, flags: RecordFlags) -> u
         RecordFormat::V1 => fingerprint,
         RecordFormat::V2 => fingerprint & !FLAGS_MASK | u32::from(flags.bits()),
     }
+}
+
+/// Whether the index has the sequence number and the flags of this header.
+#[inline]
+pub fn is_fingerprint_of(format: RecordFormat, record_ref: RecordRef, header: &RecordHeader) -> bool {
+    fingerprint(format, header.identity.sequence, header.meta.flags) == record_ref.fingerprint
 }
 
 impl RecordRef {

@@ -20,14 +20,15 @@
 //! - [`index`]: the structure in memory that no other engine has.
 //! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
-//! - `volume`: the state that all cores share. `engine`: the changes of one core; `reads`: its reads; `scan`: its scan of a ring range.
-//!   `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
+//! - `volume`: the state that all cores share. `engine`: the changes of one core; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
+//!   `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
 pub mod checkpoint;
 mod direct;
 mod engine;
+mod forget;
 pub mod format;
 mod handle;
 pub mod index;
@@ -42,6 +43,7 @@ pub mod superblock;
 mod unindexed_record;
 pub mod verify;
 mod volume;
+mod write_rules;
 
 pub use format::format;
 pub use handle::HashEngine;

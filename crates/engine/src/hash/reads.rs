@@ -5,10 +5,11 @@
 
 use super::engine::{HashCore, KeyMatch};
 use super::index::{IndexEntry, RecordRef};
-use super::record::{HEADER_BYTES, RecordHeader, record_bytes};
+use super::record::{HEADER_BYTES, RecordHeader, RecordMeta, record_bytes};
+use super::write_rules;
 use crate::direct::FoundEntry;
 use crate::{EngineError, KeySink, KeyStatus, PrefetchStage, StoredValue};
-use octokv_base::{Buffer, Key, UnixTime, Version};
+use octokv_base::{Buffer, Key};
 use smallvec::SmallVec;
 
 /// Keys of a listing that are read at once, between two yield points.
@@ -37,8 +38,8 @@ impl HashCore {
         let buffer = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?.await.into_read()?;
         drop(epoch_guard);
         match self.match_key(&buffer, record_ref, key) {
-            KeyMatch::Match(header) => self.stored_value(header, buffer, record_ref),
-            KeyMatch::OtherKey => Ok(None),
+            KeyMatch::Match(header) if self.is_live(&header) => self.stored_value(header, buffer, record_ref),
+            KeyMatch::Match(_) | KeyMatch::OtherKey => Ok(None),
             KeyMatch::Damaged => Err(self.corrupt(record_ref)),
         }
     }
@@ -54,7 +55,7 @@ impl HashCore {
             return Err(self.corrupt(record_ref));
         };
         let (offset, bytes) = (value.start as u32, value.len() as u32);
-        let (version, expires_at) = (Version::NONE, UnixTime::NEVER);
+        let RecordMeta { version, expires_at, .. } = header.meta;
         Ok(Some(StoredValue {
             buffer: buffer.into(),
             offset,
@@ -65,7 +66,12 @@ impl HashCore {
         }))
     }
 
-    /// Finds the key's record and reads `prefix_bytes` of it, or all of a shorter one.
+    /// Whether a record has a value that has not expired.
+    fn is_live(&self, header: &RecordHeader) -> bool {
+        write_rules::is_live(&header.meta, || self.volume.clock.now())
+    }
+
+    /// Finds the key's record and reads `prefix_bytes` of it, or all of a shorter one; `None` also of one without a value.
     async fn find_record(
         &self,
         key: &Key,
@@ -76,7 +82,9 @@ impl HashCore {
         let mut damaged = None;
         for &record_ref in &candidates {
             match self.read_record(record_ref, key, prefix_bytes).await? {
-                (KeyMatch::Match(header), buffer) => return Ok(Some((header, buffer, record_ref))),
+                (KeyMatch::Match(header), buffer) => {
+                    return Ok(self.is_live(&header).then_some((header, buffer, record_ref)));
+                }
                 (KeyMatch::OtherKey, _) => {}
                 (KeyMatch::Damaged, _) => damaged = Some(record_ref),
             }
@@ -95,8 +103,8 @@ impl HashCore {
         let found = self.find_record(key, HEADER_BYTES + key.len()).await?;
         Ok(found.map(|(header, ..)| KeyStatus {
             value_bytes: header.value_bytes,
-            version: Version::NONE,
-            expires_at: UnixTime::NEVER,
+            version: header.meta.version,
+            expires_at: header.meta.expires_at,
         }))
     }
 
@@ -128,7 +136,8 @@ impl HashCore {
                 let Ok((header, key)) = self.volume.record_header(&buffer, record_ref.location) else {
                     continue;
                 };
-                if has_space && self.volume.matches_identity(record_ref, header.identity) {
+                let is_key = self.volume.is_record(record_ref, &header) && self.is_live(&header);
+                if has_space && is_key {
                     has_space = sink.offer(key);
                 }
             }

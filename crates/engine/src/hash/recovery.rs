@@ -13,13 +13,11 @@
 use super::checkpoint::{self, IMAGE_HEADER_BYTES, PartitionImageHeader};
 use super::engine::HashCore;
 use super::format::layout;
-use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef};
+use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, is_fingerprint_of};
 use super::journal::IndexChange;
 use super::record;
 use super::superblock::{Checkpoint, HashSuperblock};
-use super::volume::{
-    HashVolume, IndexPartition, VolumeState, apply_to_table, hash_of, is_fingerprint_of, partition_and_tag,
-};
+use super::volume::{HashVolume, IndexPartition, VolumeState, hash_of, partition_and_tag};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
 use crate::common::commit_queue::JournalPosition;
@@ -188,7 +186,7 @@ impl Recovery<'_> {
         state.applied_through = applied;
         state.table.reserve(slots.len() / INDEX_ENTRY_BYTES);
         for entry in slots.chunks_exact(INDEX_ENTRY_BYTES).filter_map(decode_entry) {
-            state.table.insert(entry.tag(), entry.record_ref());
+            state.load(self.superblock.format, entry);
         }
         Some(IMAGE_HEADER_BYTES + slots.len())
     }
@@ -271,7 +269,8 @@ impl Recovery<'_> {
         let identity = header.identity;
         let same = identity.volume_id == self.superblock.volume_id
             && identity.location == entry.new_location
-            && identity.sequence == entry.sequence;
+            && identity.sequence == entry.sequence
+            && header.meta.flags == entry.flags;
         (same && header.value_range(&buffer).is_ok()).then(|| Some(key.to_vec()))
     }
 
@@ -293,7 +292,7 @@ impl Recovery<'_> {
         let identity = header.identity;
         let is_there = identity.volume_id == self.superblock.volume_id
             && identity.location == old_record.location
-            && is_fingerprint_of(self.superblock.format, old_record, identity.sequence);
+            && is_fingerprint_of(self.superblock.format, old_record, &header);
         // A record that matches by fingerprint alone has another tag.
         let is_of_tag = |key: &[u8]| {
             let hash = hash_of(&self.superblock, key);
@@ -343,7 +342,7 @@ impl ReplayTarget<IndexChange> for Recovery<'_> {
         let (partition, tag) = partition_and_tag(entry.hash, self.superblock.index_partitions_log2);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
-        let before = apply_to_table(&mut state.table, self.superblock.format, tag, entry);
+        let before = state.apply(self.superblock.format, tag, entry);
         if entry.old_location != 0 && before.is_none() {
             // Its predecessor was written by an earlier entry, or is in the image.
             return Err(OpenError::Inconsistent {

@@ -6,16 +6,18 @@
 
 use super::engine::HashCore;
 use super::index::RecordRef;
+use super::record::{RecordFormat, RecordMeta};
+use super::write_rules;
 use crate::HashKind;
 use crate::{Capability, EngineError, ScanEntry, ScanSink, value_digest};
-use octokv_base::{Key, RingPosition, RingRange, UnixTime, Version};
+use octokv_base::{Key, RingPosition, RingRange, Version};
 use smallvec::SmallVec;
 
 /// Entries of the index that are taken at once.
 const SCAN_PAGE_KEYS: usize = 16;
 
 impl HashCore {
-    /// Scans a range. Keys of this format have no version: a scan since a version finds none.
+    /// Scans a range.
     ///
     /// # Errors
     /// Device failures, no memory, and [`EngineError::Unsupported`] for a volume whose keys are hashed by SHA-1.
@@ -29,7 +31,7 @@ impl HashCore {
         if volume.layout().hash != HashKind::Xxh3 {
             return Err(EngineError::Unsupported(Capability::RingOrder));
         }
-        if since > Version::NONE {
+        if since > Version::NONE && volume.layout().format == RecordFormat::V1 {
             return Ok(());
         }
         let mut at = volume.partition_and_tag(range.first().0);
@@ -38,27 +40,32 @@ impl HashCore {
         while at.0 < volume.partitions.len() && at <= end {
             let _epoch_guard = self.enter_epoch();
             let next = volume.read_page(at.0, at.1, &mut page, |entry| entry.record_ref());
-            let mut entries: Vec<(RingPosition, Key, u64)> = Vec::new();
+            let mut entries: Vec<(RingPosition, Key, RecordMeta, Option<u64>)> = Vec::new();
             for record_ref in page.drain(..) {
                 let buffer = self.read_whole(record_ref).await?;
                 let Ok((header, key)) = volume.record_header(&buffer, record_ref.location) else { continue };
                 let Ok(value) = volume.value_range(&header, &buffer) else { continue };
                 let Some(key) = Key::new(key) else { continue };
                 let position = RingPosition::of(&key, volume.layout().hash_seed);
-                if !volume.matches_identity(record_ref, header.identity) || !range.contains(position) {
+                if !volume.is_record(record_ref, &header) || !range.contains(position) {
                     continue;
                 }
-                let digest = value_digest(&buffer[value], UnixTime::NEVER);
-                entries.push((position, key, digest));
+                let meta = header.meta;
+                let is_live = write_rules::is_live(&meta, || volume.clock.now());
+                if meta.version < since || (!is_live && meta.version == Version::NONE) {
+                    continue;
+                }
+                let digest = is_live.then(|| value_digest(&buffer[value], meta.expires_at));
+                entries.push((position, key, meta, digest));
             }
             entries.sort_by_key(|(position, ..)| *position);
-            for (position, key, digest) in &entries {
+            for (position, key, meta, digest) in &entries {
                 let entry = ScanEntry {
                     position: *position,
                     key: key.as_bytes(),
-                    version: Version::NONE,
-                    is_tombstone: false,
-                    digest: *digest,
+                    version: meta.version,
+                    is_tombstone: digest.is_none(),
+                    digest: digest.unwrap_or(0),
                 };
                 if !sink.offer(&entry) {
                     return Ok(());

@@ -2,11 +2,12 @@
 //!
 //! If recovery cannot load the volume, `salvage` scans the device for intact structures.
 
+use super::index::is_fingerprint_of;
 use super::index::{IndexEntry, RecordRef};
 use super::record::{RecordFormat, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;
-use super::volume::{hash_of, is_fingerprint_of, partition_and_tag};
+use super::volume::{hash_of, partition_and_tag};
 use crate::open_error::OpenError;
 use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};
 use octokv_base::{BufferPool, Key, Lba};
@@ -42,7 +43,7 @@ async fn verify_records(
     observer: &mut impl VerifyObserver,
 ) -> Result<VerifyReport, OpenError> {
     let unit_bytes = u64::from(state.superblock.unit_bytes);
-    let keys = state.partitions.iter().map(|partition| partition.state.lock().table.len() as u64);
+    let keys = state.partitions.iter().map(|partition| partition.state.lock().keys());
     let mut report = VerifyReport {
         keys: keys.sum(),
         used_bytes: (state.space.units() - state.space.free_units()) * unit_bytes,
@@ -52,7 +53,8 @@ async fn verify_records(
         is_clean_shutdown: state.superblock.is_clean_shutdown,
         ..VerifyReport::default()
     };
-    let mut done = 0;
+    let entries = state.partitions.iter().map(|partition| partition.state.lock().table.len() as u64);
+    let (mut done, all) = (0, entries.sum());
     for (index, partition) in state.partitions.iter().enumerate() {
         let entries: Vec<IndexEntry> = partition.state.lock().table.iter_from(0).collect();
         for entry in entries {
@@ -61,7 +63,7 @@ async fn verify_records(
                 Err(problem) => report.problems.push(problem),
             }
             done += 1;
-            observer.keys_verified(done, report.keys);
+            observer.keys_verified(done, all);
         }
     }
     Ok(report)
@@ -106,7 +108,7 @@ fn verify_record(
     let identity = header.identity;
     let same = identity.volume_id == volume
         && identity.location == record_ref.location
-        && is_fingerprint_of(format, record_ref, identity.sequence);
+        && is_fingerprint_of(format, record_ref, &header);
     if !same {
         return Err((Some(key), ProblemKind::WrongRecord));
     }

@@ -2,10 +2,11 @@
 //!
 //! Each part has its own lock, held for a few memory accesses and never across an await.
 
-use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint};
+use super::index::{Candidates, IndexEntry, IndexTable, RecordRef, TAG_BITS, fingerprint, is_fingerprint_of};
 use super::journal::IndexChange;
 use super::record::{
-    self, NewRecord, RecordError, RecordFormat, RecordHeader, RecordId, RecordMeta, UncheckedRecord,
+    self, NewRecord, RecordError, RecordFlags, RecordFormat, RecordHeader, RecordId, RecordMeta,
+    UncheckedRecord,
 };
 use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
@@ -15,7 +16,7 @@ use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::direct::FoundEntry;
-use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo};
+use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
 use octokv_base::{Key, Lba, RingPosition};
 use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
@@ -41,6 +42,66 @@ pub struct PartitionState {
     pub(super) table: IndexTable,
     /// The number of the last journal entry applied.
     pub(super) applied_through: u64,
+    /// Entries whose records are tombstones.
+    tombstones: u64,
+}
+
+impl PartitionState {
+    /// Applies a change to the table, and gives the replaced record, if any.
+    pub(super) fn apply(
+        &mut self,
+        format: RecordFormat,
+        tag: u64,
+        change: &IndexChange,
+    ) -> Option<RecordRef> {
+        let new = RecordRef {
+            location: change.new_location,
+            units: u64::from(change.units),
+            fingerprint: fingerprint(format, change.sequence, change.flags),
+        };
+        let before = match (change.old_location, change.new_location) {
+            (0, 0) => return None,
+            (0, _) => {
+                self.table.insert(tag, new);
+                None
+            }
+            (old, 0) => self.table.remove(tag, old),
+            (old, _) => self.table.replace(tag, old, new),
+        };
+        let is_tombstone = |flags: RecordFlags| u64::from(flags.contains(RecordFlags::TOMBSTONE));
+        self.tombstones += is_tombstone(change.flags);
+        self.tombstones -= before.map_or(0, |before| is_tombstone(before.flags(format)));
+        before
+    }
+
+    /// Adds an entry of a checkpoint.
+    pub(super) fn load(&mut self, format: RecordFormat, entry: IndexEntry) {
+        let record_ref = entry.record_ref();
+        self.tombstones += u64::from(record_ref.flags(format).contains(RecordFlags::TOMBSTONE));
+        self.table.insert(entry.tag(), record_ref);
+    }
+
+    /// Entries whose records have a value.
+    pub(super) fn keys(&self) -> u64 {
+        self.table.len() as u64 - self.tombstones
+    }
+}
+
+/// What space is allocated for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceFor {
+    /// A value.
+    Value,
+    /// A tombstone.
+    Tombstone,
+}
+
+/// Free units that only tombstones take: a delete of a key that has a version needs space before it frees some.
+fn tombstone_units(superblock: &HashSuperblock, volatile: bool) -> u64 {
+    match superblock.format {
+        RecordFormat::V2 if !volatile => (superblock.data_units / 1024).clamp(8, 1024),
+        RecordFormat::V1 | RecordFormat::V2 => 0,
+    }
 }
 
 const _: () = assert!(size_of::<IndexPartition>() == 64, "a prefetch of the header is one line");
@@ -72,6 +133,10 @@ pub struct HashVolume {
     pub(super) maintenance_locks: KeyLocks,
     /// Operations of all cores whose callers dropped them.
     pub(super) abandoned: AbandonedCount,
+    /// The clock of expiry.
+    pub(super) clock: WallClock,
+    /// Free units that only tombstones take, so that a full volume can be emptied.
+    tombstone_units: u64,
 }
 
 /// The recovered parts of a volume.
@@ -116,6 +181,8 @@ impl HashVolume {
             checkpoint_attempts: AtomicU64::new(0),
             maintenance_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
+            clock: config.clock,
+            tombstone_units: tombstone_units(&superblock, volatile),
             superblock: Mutex::new(superblock),
         })
     }
@@ -268,6 +335,13 @@ impl HashVolume {
         self.partitions[partition].state.lock().table.find(tag)
     }
 
+    /// Whether an index entry is of a record with flags.
+    #[inline]
+    pub(super) fn has_flags(&self, words: [u64; 2]) -> bool {
+        let record_ref = IndexEntry::from_words(words).record_ref();
+        record_ref.flags(self.layout.format) != RecordFlags::NONE
+    }
+
     /// Prefetches the partition header for `hash`, for writing: its lock is taken next.
     pub(super) fn prefetch_partition(&self, hash: u128) {
         octokv_runtime::prefetch_value_for_write(&self.partitions[self.partition_and_tag(hash).0].state);
@@ -287,11 +361,12 @@ impl HashVolume {
         self.partitions[partition].state.try_lock()?.table.lookup(tag).next()
     }
 
-    /// Whether a record with this identity is the one that the index names.
-    pub(super) fn matches_identity(&self, record_ref: RecordRef, id: RecordId) -> bool {
-        id.volume_id == self.layout.volume_id
-            && id.location == record_ref.location
-            && is_fingerprint_of(self.layout.format, record_ref, id.sequence)
+    /// Whether a record with this header is the one that the index names.
+    #[inline]
+    pub(super) fn is_record(&self, record_ref: RecordRef, header: &RecordHeader) -> bool {
+        header.identity.volume_id == self.layout.volume_id
+            && header.identity.location == record_ref.location
+            && is_fingerprint_of(self.layout.format, record_ref, header)
     }
 
     /// Reads entries of a partition from `tag` on into `page`, and gives the start of the next page. Entries with the same
@@ -327,6 +402,7 @@ impl HashVolume {
         hash: u128,
         preferred_partition: &Cell<usize>,
         units: u64,
+        purpose: SpaceFor,
     ) -> Option<Extent> {
         // In memory a record may be anywhere: the space that this core freed first is taken at once, if it has the size.
         if self.volatile
@@ -336,9 +412,17 @@ impl HashVolume {
         }
         self.epochs.reclaim(core, 8, |extent| self.space.release(extent));
         let placement_hash = (hash >> 64) as u64;
-        self.space.allocate(placement_hash, preferred_partition, units).or_else(|| {
+        let spared_units = match purpose {
+            SpaceFor::Value => self.tombstone_units,
+            SpaceFor::Tombstone => 0,
+        };
+        let allocate = || {
+            let has_room = self.space.free_units() >= units + spared_units;
+            has_room.then(|| self.space.allocate(placement_hash, preferred_partition, units)).flatten()
+        };
+        allocate().or_else(|| {
             self.epochs.reclaim_all(|extent| self.space.release(extent));
-            self.space.allocate(placement_hash, preferred_partition, units)
+            allocate()
         })
     }
 
@@ -350,7 +434,7 @@ impl HashVolume {
         let (partition, tag) = self.partition_and_tag(entry.hash);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
-        let before = apply_to_table(&mut state.table, self.layout.format, tag, entry);
+        let before = state.apply(self.layout.format, tag, entry);
         drop(state);
         assert!(
             entry.old_location == 0 || before.is_some(),
@@ -393,7 +477,7 @@ impl HashVolume {
         if !is_current && !bug_injection::is_injected(InjectedBug::ApplyUncompared) {
             return None;
         }
-        let before = apply_to_table(&mut state.table, self.layout.format, tag, change);
+        let before = state.apply(self.layout.format, tag, change);
         drop(state);
         self.count_used_units(change.units.into(), before);
         Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
@@ -437,7 +521,7 @@ impl HashVolume {
         };
         for partition in &self.partitions {
             let state = partition.state.lock();
-            statistics.keys += state.table.len() as u64;
+            statistics.keys += state.keys();
             statistics.index_bytes += (state.table.memory_bytes() + size_of::<IndexPartition>()) as u64;
         }
         statistics
@@ -463,33 +547,4 @@ pub(super) fn partition_and_tag(hash: u128, index_partitions_log2: u8) -> (usize
         partition as usize,
         ((hash << index_partitions_log2) >> (128 - TAG_BITS)) as u64 & bug_injection::tag_mask(),
     )
-}
-
-/// Whether the index has a record with this sequence number.
-#[inline]
-pub(super) fn is_fingerprint_of(format: RecordFormat, record_ref: RecordRef, sequence: u64) -> bool {
-    fingerprint(format, sequence, record_ref.flags(format)) == record_ref.fingerprint
-}
-
-/// Applies the change of `entry` to a table, and gives the replaced record, if any.
-pub(super) fn apply_to_table(
-    table: &mut IndexTable,
-    format: RecordFormat,
-    tag: u64,
-    entry: &IndexChange,
-) -> Option<RecordRef> {
-    let new = RecordRef {
-        location: entry.new_location,
-        units: u64::from(entry.units),
-        fingerprint: fingerprint(format, entry.sequence, entry.flags),
-    };
-    match (entry.old_location, entry.new_location) {
-        (0, 0) => None,
-        (0, _) => {
-            table.insert(tag, new);
-            None
-        }
-        (old, 0) => table.remove(tag, old),
-        (old, _) => table.replace(tag, old, new),
-    }
 }

@@ -6,7 +6,7 @@ use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, open, verify};
 use octokv_engine::{Durability, Engine, PutMode};
-use octokv_engine::{FormatConfig, OpenConfig};
+use octokv_engine::{FormatConfig, OpenConfig, WallClock};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 
@@ -45,7 +45,12 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         disk.complete_one(&mut disk_random);
     };
     let _ = block_on(verify(&*device, &pool, &mut |_, _| ()), &mut complete_io);
-    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let config = OpenConfig {
+        durability: Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        clock: WallClock::default(),
+    };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);
     let Ok(volume) = opened else { return false };
     exercise_engine(&HashEngine::new(volume, 0, device, pool), &disk, random);

@@ -12,7 +12,7 @@ use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::Durability;
 use octokv_engine::conformance::EngineFixture;
 use octokv_engine::hash::{HashEngine, format, open};
-use octokv_engine::{FormatConfig, OpenConfig};
+use octokv_engine::{FormatConfig, OpenConfig, WallClock};
 use octokv_runtime::block_on;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,18 +24,19 @@ pub fn pool() -> BufferPool {
 pub struct HashFixture {
     pub format: FormatConfig,
     pub durability: Durability,
+    pub clock: WallClock,
 }
 
 impl Default for HashFixture {
     fn default() -> HashFixture {
         let format = FormatConfig { seed: 42, ..FormatConfig::default() };
-        HashFixture { format, durability: Durability::PowerSafe }
+        HashFixture { format, durability: Durability::PowerSafe, clock: WallClock::default() }
     }
 }
 
 impl HashFixture {
     pub fn open_config(&self) -> OpenConfig {
-        OpenConfig { durability: self.durability, cores: 4, cache_bytes: 0 }
+        OpenConfig { durability: self.durability, cores: 4, cache_bytes: 0, clock: self.clock.clone() }
     }
 }
 

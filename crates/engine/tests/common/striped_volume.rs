@@ -64,7 +64,7 @@ impl Volume for StripedVolume {
     ) -> Result<StripedVolume, OpenError> {
         let mut volumes = Vec::new();
         for device in each(devices) {
-            volumes.push(AnyVolume::open(device, pool, config, format).await?);
+            volumes.push(AnyVolume::open(device, pool, config.clone(), format).await?);
         }
         Ok(StripedVolume(volumes))
     }

@@ -7,7 +7,7 @@ use super::delayed_sockets::DelayedSockets;
 use super::parameters::CORES;
 use super::ssd_device::{ModelledDrive, SharedSsd};
 use octokv_base::{BufferPool, NamespaceId, Nanos};
-use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume, WallClock};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
     ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
@@ -72,7 +72,12 @@ impl ExperimentNode<'_> {
         handle.spawn(async move {
             let format = FormatConfig { seed: 7, ..FormatConfig::default() };
             let pool = BufferPool::new(POOL_BYTES);
-            let open_config = OpenConfig { durability: Durability::Completed, cores: CORES, cache_bytes: 0 };
+            let open_config = OpenConfig {
+                durability: Durability::Completed,
+                cores: CORES,
+                cache_bytes: 0,
+                clock: WallClock::default(),
+            };
             let volume = async {
                 let devices = [device];
                 AnyVolume::format(&devices, &format).await?;

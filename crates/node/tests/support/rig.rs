@@ -21,7 +21,7 @@ mod rig_sockets;
 use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
 use octokv_device::{Device, Geometry, RamDisk};
-use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume};
+use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume, WallClock};
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
 use octokv_node::{
@@ -547,7 +547,8 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
     let (devices, pool) = ([device], BufferPool::new(64 << 20));
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     AnyVolume::format(&devices, &format).await.expect("it fits");
-    let config = OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0 };
+    let config =
+        OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0, clock: WallClock::default() };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
 }
 

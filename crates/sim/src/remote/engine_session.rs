@@ -22,7 +22,7 @@ use octokv_engine::conformance::{record_of, value_of};
 use octokv_engine::linearizability::{Call, CallResult, Observed};
 use octokv_engine::{
     AnyEngine, AnyVolume, DeleteOutcome, Durability, Engine, EngineError, OpenConfig, OpenError, PutMode,
-    PutOutcome, Volume,
+    PutOutcome, Volume, WallClock,
 };
 use octokv_runtime::simulated::{SimEnv, SimHostId, SimSockets};
 use octokv_runtime::{DeviceHandle, ReactorHandle};
@@ -191,7 +191,12 @@ impl EngineSession {
                     AnyVolume::format(&devices, &format).await?;
                     shared.borrow_mut().formatted = true;
                 }
-                let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes };
+                let config = OpenConfig {
+                    durability: Durability::PowerSafe,
+                    cores: 1,
+                    cache_bytes,
+                    clock: WallClock::default(),
+                };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
                 let engine = Rc::new(volume.engine(0, &devices, pool));
                 Ok(OpenedEngine { engine, volume })
