@@ -9,10 +9,10 @@ use crate::cached::{CachedEngine, CachedVolume};
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
 use crate::{
-    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig, FoundNow,
-    KeyLookup, KeySink, KeyStatus, LookupStage, OpenConfig, OpenError, PrefetchPlan, PrefetchStage, PutMode,
-    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver,
-    VerifyReport, Volume, VolumeInfo,
+    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig,
+    FormatVersions, FoundNow, KeyLookup, KeySink, KeyStatus, LookupStage, OpenConfig, OpenError,
+    PrefetchPlan, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
+    ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
 use futures_util::future::Either;
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
@@ -96,6 +96,12 @@ impl Volume for AnyVolume {
     ) -> Result<VerifyReport, VerifyFailure> {
         match kind_of(devices).await {
             EngineKind::Hash => <Arc<HashVolume>>::verify(devices, pool, observer).await,
+        }
+    }
+
+    async fn upgrade(devices: &[Rc<dyn Device>], pool: &BufferPool) -> Result<FormatVersions, OpenError> {
+        match kind_of(devices).await {
+            EngineKind::Hash => <Arc<HashVolume>>::upgrade(devices, pool).await,
         }
     }
 

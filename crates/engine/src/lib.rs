@@ -54,7 +54,8 @@ pub use verify_report::{
     VerifyReport,
 };
 pub use volume::{
-    DeviceLayout, FormatConfig, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo, WallClock,
+    DeviceLayout, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo,
+    WallClock,
 };
 
 use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};

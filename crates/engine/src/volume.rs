@@ -125,6 +125,15 @@ pub struct VolumeInfo {
     pub record_layout: RecordLayout,
 }
 
+/// The versions of a volume's format before and after an upgrade.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatVersions {
+    /// Before.
+    pub before: u16,
+    /// After; the same if it was the newest.
+    pub after: u16,
+}
+
 /// Where a device of a volume has what, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLayout {
@@ -181,6 +190,15 @@ pub trait Volume: Clone + Send + Sync + 'static {
         pool: &BufferPool,
         observer: &mut impl VerifyObserver,
     ) -> impl Future<Output = Result<VerifyReport, VerifyFailure>>;
+    /// Makes the volume on devices, which is not open, one of the engine's newest format, with all that it holds. A crash leaves it
+    /// in either format.
+    ///
+    /// # Errors
+    /// Recovery cannot load the volume, or a device fails: the volume is then what it was.
+    fn upgrade(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+    ) -> impl Future<Output = Result<FormatVersions, OpenError>>;
     /// The layout of a device, from its first [`FORMAT_REGION_BYTES`]; `None` without an intact superblock.
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout>;
 

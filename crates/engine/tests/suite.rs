@@ -19,5 +19,6 @@ mod hash_recovery_checkpoint;
 mod hash_recovery_journal;
 mod hash_salvage;
 mod hash_simulated_ssd;
+mod hash_upgrade;
 mod memory_contract;
 mod striped_power_loss;

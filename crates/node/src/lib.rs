@@ -59,7 +59,7 @@ pub use config::{
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
-pub use namespace_open::{namespace_info, verify_device};
+pub use namespace_open::{namespace_info, upgrade_device, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
 pub use node_core::{CoreParts, NodeCore};
 pub use octokv_sys::file::DeviceOpenError;

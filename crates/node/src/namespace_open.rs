@@ -16,8 +16,8 @@ use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, Ram
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
-    AnyVolume, Durability, Engine, OpenConfig, VerifyFailure, VerifyObserver, VerifyReport, Volume,
-    VolumeInfo, WallClock,
+    AnyVolume, Durability, Engine, FormatVersions, OpenConfig, OpenError, VerifyFailure, VerifyObserver,
+    VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -374,6 +374,20 @@ pub fn verify_device(
     let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
     let pool = BufferPool::new(64 << 20);
     Ok(run_to_completion(&handle, AnyVolume::verify(&[device], &pool, observer)))
+}
+
+/// Makes the volume on a device one of its engine's newest format.
+///
+/// # Errors
+/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume, or the device fails; the volume is
+/// then what it was.
+pub fn upgrade_device(path: &Path) -> Result<Result<FormatVersions, OpenError>, StartError> {
+    let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
+    let (namespace_device, _) = NamespaceDevice::open(&config, None)?;
+    let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
+    let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
+    let pool = BufferPool::new(64 << 20);
+    Ok(run_to_completion(&handle, AnyVolume::upgrade(&[device], &pool)))
 }
 
 #[cfg(test)]

@@ -113,6 +113,9 @@ pub enum CliCommand {
     List(ListArgs),
     /// Read and verify a whole device without changing it. The node must not be running.
     Check(CheckArgs),
+    /// Make a volume of an earlier format one of the newest, in place. The node must not be running, and no earlier octokv can
+    /// open the volume afterwards.
+    Upgrade(UpgradeArgs),
     /// Benchmark a node, or a local engine: throughput and latency.
     Bench(Box<BenchArgs>),
     /// Run deterministic simulations with injected faults; a failure prints the command that replays its seed.
@@ -273,6 +276,14 @@ pub struct ListArgs {
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
+    /// The file or block device.
+    #[arg(long, value_name = "PATH")]
+    pub device: PathBuf,
+}
+
+/// Arguments of `upgrade`.
+#[derive(Debug, Args)]
+pub struct UpgradeArgs {
     /// The file or block device.
     #[arg(long, value_name = "PATH")]
     pub device: PathBuf,

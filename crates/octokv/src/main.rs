@@ -1,5 +1,5 @@
 //! The octokv binary: `serve`; `ns`, `host`, `ana`, `sched` and `stats` for a running node; the client commands,
-//! `bench`, `check`, `sim`, `reproduce`, `demo`.
+//! `bench`, `check`, `upgrade`, `sim`, `reproduce`, `demo`.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 usage error (arguments, the configuration file, or an invalid change),
 //! 3 the key does not exist. Results go to standard output; messages, progress and log lines to standard error.
@@ -16,7 +16,7 @@
 //! - [`admin`]: ns, host, ana: changes a running node.
 //! - [`sched`]: sched, stats: scheduling of a running node and its metrics.
 //! - [`kv_commands`]: put, get, delete, exist, list.
-//! - [`check`]: verifies a device.
+//! - [`check`]: verifies a device; [`upgrade`]: makes its volume one of the newest format.
 //! - [`bench`](mod@bench): benchmarks, a table, a JSON report.
 //! - [`sim`]: deterministic simulations with injected faults.
 //! - `reproduce`: the papers' experiments (crate `octokv_lab`), with the cargo feature `lab`.
@@ -50,6 +50,7 @@ mod sched;
 mod serve;
 mod sim;
 mod size;
+mod upgrade;
 
 use clap::Parser;
 use cli::{Cli, CliCommand};
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         CliCommand::Exist(exist) => kv_commands::exist(&exist),
         CliCommand::List(list) => kv_commands::list(&list),
         CliCommand::Check(check) => check::run(&check),
+        CliCommand::Upgrade(upgrade) => upgrade::run(&upgrade),
         CliCommand::Bench(bench) => bench::run(&bench),
         CliCommand::Sim(sim) => sim::run(&sim),
         #[cfg(feature = "lab")]

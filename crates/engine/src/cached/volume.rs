@@ -4,8 +4,8 @@ use super::engine::CachedEngine;
 use super::value_cache::ValueCache;
 use crate::common::abandoned::AbandonedCount;
 use crate::{
-    DeviceLayout, EngineStatistics, FormatConfig, OpenConfig, OpenError, PrefetchPlan, VerifyFailure,
-    VerifyObserver, VerifyReport, Volume, VolumeInfo,
+    DeviceLayout, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError, PrefetchPlan,
+    VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
 use octokv_base::BufferPool;
 use octokv_device::Device;
@@ -61,6 +61,10 @@ impl<V: Volume> Volume for CachedVolume<V> {
         observer: &mut impl VerifyObserver,
     ) -> Result<VerifyReport, VerifyFailure> {
         V::verify(devices, pool, observer).await
+    }
+
+    async fn upgrade(devices: &[Rc<dyn Device>], pool: &BufferPool) -> Result<FormatVersions, OpenError> {
+        V::upgrade(devices, pool).await
     }
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {

@@ -260,6 +260,13 @@ impl IndexTable {
             .find(|&at| self.slots[at].record_ref().location == location)
     }
 
+    /// Clears the bits that are flags in format 2, of all entries.
+    pub fn clear_flags(&mut self) {
+        for slot in &mut self.slots {
+            slot.0[1] &= !(u64::from(FLAGS_MASK) << 4);
+        }
+    }
+
     /// The entries with tags from `tag` on, sorted.
     pub fn iter_from(&self, tag: u64) -> impl Iterator<Item = IndexEntry> + '_ {
         let start = if self.home_slots == 0 { self.slots.len() } else { self.seek(tag) };

@@ -18,7 +18,7 @@
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device.
 //! - [`index`]: the structure in memory that no other engine has.
-//! - [`format`](mod@format), [`recovery`]: creating and opening a volume.
+//! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the changes of one core; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
 //!   `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
@@ -41,6 +41,7 @@ mod scan;
 mod seam;
 pub mod superblock;
 mod unindexed_record;
+mod upgrade;
 pub mod verify;
 mod volume;
 mod write_rules;

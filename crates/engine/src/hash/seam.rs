@@ -6,6 +6,7 @@ use super::handle::HashEngine;
 use super::journal::IndexChange;
 use super::recovery::open;
 use super::superblock::HashSuperblock;
+use super::upgrade::upgrade;
 use super::verify::verify;
 use super::volume::HashVolume;
 use crate::common::allocator::Extent;
@@ -14,8 +15,8 @@ use crate::common::group_commit::GroupCommit;
 use crate::common::key_locks::KeyLocks;
 use crate::common::superblock_io::{check_slots, newest};
 use crate::{
-    DeviceLayout, EngineError, EngineStatistics, FormatConfig, OpenConfig, OpenError, PrefetchPlan,
-    PrefetchStage, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
+    DeviceLayout, EngineError, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError,
+    PrefetchPlan, PrefetchStage, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
 use octokv_base::{BufferPool, Lba};
 use octokv_device::Device;
@@ -57,6 +58,10 @@ impl Volume for Arc<HashVolume> {
     ) -> Result<VerifyReport, VerifyFailure> {
         let device = only(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
         verify(&**device, pool, observer).await
+    }
+
+    async fn upgrade(devices: &[Rc<dyn Device>], pool: &BufferPool) -> Result<FormatVersions, OpenError> {
+        upgrade(only(devices)?, pool).await
     }
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {

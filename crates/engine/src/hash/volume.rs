@@ -81,6 +81,11 @@ impl PartitionState {
         self.table.insert(entry.tag(), record_ref);
     }
 
+    /// Clears the bits that are flags in format 2, of a table of format 1.
+    pub(super) fn clear_flags(&mut self) {
+        self.table.clear_flags();
+    }
+
     /// Entries whose records have a value.
     pub(super) fn keys(&self) -> u64 {
         self.table.len() as u64 - self.tombstones

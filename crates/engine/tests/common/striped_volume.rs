@@ -7,9 +7,9 @@ use octokv_base::{BufferPool, Key, RecordLayout, RingPosition, RingRange, Versio
 use octokv_device::Device;
 use octokv_engine::{
     AnyEngine, AnyVolume, Capability, DeleteOutcome, DeviceLayout, Engine, EngineError, EngineStatistics,
-    FormatConfig, KeySink, KeyStatus, OpenConfig, OpenError, PrefetchPlan, PutOptions, PutOutcome, PutValue,
-    ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
-    VolumePlace,
+    FormatConfig, FormatVersions, KeySink, KeyStatus, OpenConfig, OpenError, PrefetchPlan, PutOptions,
+    PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
+    Volume, VolumeInfo, VolumePlace,
 };
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
@@ -75,6 +75,10 @@ impl Volume for StripedVolume {
         observer: &mut impl VerifyObserver,
     ) -> Result<VerifyReport, VerifyFailure> {
         AnyVolume::verify(&devices[..1], pool, observer).await
+    }
+
+    async fn upgrade(devices: &[Rc<dyn Device>], pool: &BufferPool) -> Result<FormatVersions, OpenError> {
+        AnyVolume::upgrade(&devices[..1], pool).await
     }
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
