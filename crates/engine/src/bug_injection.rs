@@ -1,7 +1,7 @@
 //! Bug injection: switches that each break one guarantee, so that tests can show that the simulator detects it.
 //!
-//! Only the feature `bug-injection`, which only tests enable, allows to inject a bug (for the calling thread). Without
-//! it [`is_injected`] is constant and the compiler removes every injected bug.
+//! Only the feature `bug-injection`, which only tests enable, and unit tests allow to inject a bug (for the calling thread).
+//! Otherwise [`is_injected`] is constant and the compiler removes every injected bug.
 
 /// A guarantee that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,10 +38,10 @@ use std::task::{Context, Poll};
 const CHECKPOINT_ATTEMPTS: u32 = 3;
 /// The longest record, in bytes, that is written beside its batch: a longer one would delay the other changes.
 const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
-/// The key of the checkpoint lock in [`GroupCommit::maintenance_locks`].
-const CHECKPOINT_LOCK: u128 = 0;
-/// The key of the deferred flush lock in [`GroupCommit::maintenance_locks`].
-const FLUSH_LOCK: u128 = 1;
+/// The number of the checkpoint lock in [`GroupCommit::maintenance_locks`].
+const CHECKPOINT_LOCK: u64 = 0;
+/// The number of the deferred flush lock in [`GroupCommit::maintenance_locks`].
+const FLUSH_LOCK: u64 = 1;
 
 /// One core's handle on an engine whose changes are committed in groups.
 pub trait GroupCommit {

@@ -1,7 +1,7 @@
 //! Key locks: one writer at a time per key, first in, first out, on any core.
 //!
 //! A put or delete holds its key's lock from finding the old record until its change is in the index, so that the journal
-//! and the index have the same order. Keys with the same 128-bit hash share a lock.
+//! and the index have the same order. The engine numbers the locks by hash: keys with the same number share one.
 //!
 //! ```text
 //!            key free                       front of the queue, lock released
@@ -29,75 +29,75 @@ pub struct KeyLocks {
 
 #[derive(Default)]
 struct HeldKeys {
-    /// The hashes of the locked keys, in no order: one per writer of the shard, so few that a search needs no table.
-    held: Vec<u128>,
+    /// The numbers of the locked keys, in no order: one per writer of the shard, so few that a search needs no table.
+    held: Vec<u64>,
     /// The waiters, by key. A key is here from its first waiter on until its lock is free, so that tickets are not reused.
-    waiters: FxHashMap<u128, WaiterQueue<()>>,
+    waiters: FxHashMap<u64, WaiterQueue<()>>,
 }
 
 /// A held lock, released on drop.
 pub struct KeyGuard<'a> {
     locks: &'a KeyLocks,
-    hash: u128,
+    number: u64,
 }
 
 /// A waiter for a lock that was held. Dropping it gives up its turn.
 pub struct KeyWaiter<'a> {
     locks: &'a KeyLocks,
-    hash: u128,
+    number: u64,
     /// `None` once the lock has become a [`KeyGuard`].
     ticket: Option<WaiterTicket>,
 }
 
 impl KeyLocks {
-    /// Locks `hash`, after all earlier callers.
-    pub async fn lock(&self, hash: u128) -> KeyGuard<'_> {
-        match self.lock_or_queue(hash) {
+    /// Locks `number`, after all earlier callers.
+    pub async fn lock(&self, number: u64) -> KeyGuard<'_> {
+        match self.lock_or_queue(number) {
             Ok(guard) => guard,
             Err(waiter) => waiter.await,
         }
     }
 
-    /// Locks `hash` if it is free, or takes a turn behind all earlier callers.
+    /// Locks `number` if it is free, or takes a turn behind all earlier callers.
     ///
     /// # Errors
     /// The waiter for the lock, which is held.
     #[inline]
-    pub fn lock_or_queue(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
+    pub fn lock_or_queue(&self, number: u64) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
         let mut locks = self.keys.lock();
-        if locks.held.contains(&hash) {
-            let ticket = locks.waiters.entry(hash).or_default().push(());
-            return Err(KeyWaiter { locks: self, hash, ticket: Some(ticket) });
+        if locks.held.contains(&number) {
+            let ticket = locks.waiters.entry(number).or_default().push(());
+            return Err(KeyWaiter { locks: self, number, ticket: Some(ticket) });
         }
-        locks.held.push(hash);
+        locks.held.push(number);
         self.held_count.fetch_add(1, Ordering::Relaxed);
-        Ok(KeyGuard { locks: self, hash })
+        Ok(KeyGuard { locks: self, number })
     }
 
     /// Passes the lock to the first waiter, or frees the key. REQUIRES: the caller holds the lock.
-    fn release(&self, hash: u128) {
+    fn release(&self, number: u64) {
         let mut locks = self.keys.lock();
         if !locks.waiters.is_empty()
-            && let Some(waiters) = locks.waiters.get_mut(&hash)
+            && let Some(waiters) = locks.waiters.get_mut(&number)
         {
             if let Some(((), waker)) = waiters.pop_front() {
                 drop(locks);
                 return waker.into_iter().for_each(Waker::wake);
             }
-            locks.waiters.remove(&hash);
+            locks.waiters.remove(&number);
         }
-        let at = locks.held.iter().position(|&held| held == hash);
+        let at = locks.held.iter().position(|&held| held == number);
         locks.held.swap_remove(at.expect("released a lock that nobody holds"));
         self.held_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether somebody has the lock of `hash`. While no lock of the shard is held it writes nothing, so that the line stays in
+    /// Whether somebody has the lock of `number`. While no lock of the shard is held it writes nothing, so that the line stays in
     /// the caches of all cores that ask.
     ///
     /// REQUIRES: what orders this call after the begin of a holder (in the engine, the lock of an index partition that both
     /// take) also shows its count here; without such an order the answer may be of a moment before.
-    pub fn is_locked(&self, hash: u128) -> bool {
-        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(&hash)
+    pub fn is_locked(&self, number: u64) -> bool {
+        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(&number)
     }
 
     /// Whether no lock is held.
@@ -112,13 +112,13 @@ impl<'a> Future for KeyWaiter<'a> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<KeyGuard<'a>> {
         let ticket = self.ticket.expect("not polled after it had the lock");
         let mut locks = self.locks.keys.lock();
-        let waiters = locks.waiters.get_mut(&self.hash).expect("a key has its waiters while it is locked");
+        let waiters = locks.waiters.get_mut(&self.number).expect("a key has its waiters while it is locked");
         if waiters.set_waker(ticket, context.waker()) {
             return Poll::Pending;
         }
         drop(locks);
         self.ticket = None;
-        Poll::Ready(KeyGuard { locks: self.locks, hash: self.hash })
+        Poll::Ready(KeyGuard { locks: self.locks, number: self.number })
     }
 }
 
@@ -126,17 +126,17 @@ impl Drop for KeyWaiter<'_> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut locks = self.locks.keys.lock();
-        let waiters = locks.waiters.get_mut(&self.hash).expect("a key has its waiters while it is locked");
+        let waiters = locks.waiters.get_mut(&self.number).expect("a key has its waiters while it is locked");
         if waiters.remove(ticket).is_none() {
             drop(locks);
-            self.locks.release(self.hash);
+            self.locks.release(self.number);
         }
     }
 }
 
 impl Drop for KeyGuard<'_> {
     fn drop(&mut self) {
-        self.locks.release(self.hash);
+        self.locks.release(self.number);
     }
 }
 

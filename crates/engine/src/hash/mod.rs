@@ -26,6 +26,8 @@
 //! - `seam`: the engine behind the trait of all volumes.
 
 pub mod checkpoint;
+#[cfg(test)]
+mod colliding_tags_tests;
 mod direct;
 mod engine;
 mod forget;

@@ -123,7 +123,7 @@ pub struct HashVolume {
     /// Whether the device is volatile, so that there is no journal.
     pub(super) volatile: bool,
     pub(super) partitions: Box<[IndexPartition]>,
-    /// The locks of keys that are being written, by key hash.
+    /// The locks of keys that are being written, by [`HashVolume::key_lock`].
     key_locks: [KeyLocks; KEY_LOCK_SHARDS],
     pub(super) space: SpaceAllocator,
     pub(super) epochs: Epochs,
@@ -310,22 +310,33 @@ impl HashVolume {
         partition_and_tag(hash, self.layout.index_partitions_log2)
     }
 
-    /// Locks the key of this hash for a writer.
+    /// Locks the key of this hash for a writer, together with all keys of its partition and tag. Each of them would take
+    /// a damaged record with their tag for its own, and only one may replace it.
     ///
     /// # Errors
     /// The waiter for the lock, which another writer has.
     #[inline]
     pub(super) fn lock_key(&self, hash: u128) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
-        let key = if bug_injection::is_injected(InjectedBug::SkipKeyLock) {
-            u128::from(self.take_sequences(1))
-        } else {
-            hash
-        };
-        self.key_lock_shard(hash).lock_or_queue(key)
+        let (shard, number) = self.key_lock(hash);
+        match bug_injection::is_injected(InjectedBug::SkipKeyLock) {
+            true => shard.lock_or_queue(self.take_sequences(1)),
+            false => shard.lock_or_queue(number),
+        }
     }
 
-    fn key_lock_shard(&self, hash: u128) -> &KeyLocks {
-        &self.key_locks[(hash >> 64) as usize % KEY_LOCK_SHARDS]
+    /// The shard and the number of a key's lock. The number is the top bits of the hash: equal for all keys that have their
+    /// partition and tag in common, which are those bits and at most 20 more.
+    #[inline]
+    fn key_lock(&self, hash: u128) -> (&KeyLocks, u64) {
+        let number = match bug_injection::tag_mask() {
+            u64::MAX => (hash >> (128 - TAG_BITS)) as u64,
+            // A test makes tags collide.
+            mask => {
+                let (partition, tag) = self.partition_and_tag(hash);
+                partition as u64 * (mask + 1) + tag
+            }
+        };
+        (&self.key_locks[number as usize % KEY_LOCK_SHARDS], number)
     }
 
     /// The records that may be the key's of this hash.
@@ -470,9 +481,8 @@ impl HashVolume {
     ) -> Option<Option<Extent>> {
         let (partition, tag) = self.partition_and_tag(change.hash);
         let mut state = self.partitions[partition].state.lock();
-        if self.key_lock_shard(change.hash).is_locked(change.hash)
-            && !bug_injection::is_injected(InjectedBug::ApplyDespiteKeyLock)
-        {
+        let (shard, number) = self.key_lock(change.hash);
+        if shard.is_locked(number) && !bug_injection::is_injected(InjectedBug::ApplyDespiteKeyLock) {
             return None;
         }
         let is_current = match old {
