@@ -46,6 +46,14 @@ pub enum InjectedBug {
     SkipIdentityInPlace,
     /// A reader that does not wait takes the end of a record whose header it has identified.
     TrustEndInPlace,
+    /// Not a bug: values are stored in pieces of two units, whatever space there is.
+    ScatterValues,
+    /// A piece of a value is not written.
+    ForgetPiece,
+    /// Recovery takes records whose pieces a crash has torn.
+    SkipPieceVerification,
+    /// The space of pieces is given up before the record that replaces them is durable.
+    FreePiecesEarly,
     /// A writer that does not wait frees the space of the record that it replaces, while readers may still read it.
     FreeUnderReaders,
 }
@@ -59,4 +67,13 @@ pub(crate) fn tag_mask() -> u64 {
         || is_injected(InjectedBug::SkipKeyCompare)
         || is_injected(InjectedBug::SkipPredecessorCheck);
     if narrow { 3 } else { u64::MAX }
+}
+
+/// Whether every value is stored in pieces: for bugs that need some.
+#[inline(always)]
+pub(crate) fn scatters_values() -> bool {
+    is_injected(InjectedBug::ScatterValues)
+        || is_injected(InjectedBug::ForgetPiece)
+        || is_injected(InjectedBug::SkipPieceVerification)
+        || is_injected(InjectedBug::FreePiecesEarly)
 }

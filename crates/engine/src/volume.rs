@@ -60,7 +60,7 @@ impl Default for FormatConfig {
     fn default() -> FormatConfig {
         FormatConfig {
             engine: EngineKind::Hash,
-            version: 1,
+            version: 2,
             unit_bytes: None,
             hash: HashKind::Xxh3,
             bitmap_partitions_log2: 4,

@@ -43,11 +43,13 @@ proptest! {
         unit_bytes in prop_oneof![Just(512), Just(4_096)],
         hash in prop_oneof![Just(HashKind::Xxh3), Just(HashKind::Sha1)],
         durability in prop_oneof![Just(Durability::PowerSafe), Just(Durability::Completed)],
+        version in 1..=2_u16,
         order_of_completions in any::<u64>(),
         operations in operations(),
     ) {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
         (fixture.format.unit_bytes, fixture.format.hash) = (Some(unit_bytes), hash);
+        fixture.format.version = version;
         let disk = PowerLossDisk::new(vec![0; 8 << 20], 512);
         let device: Rc<dyn Device> = Rc::new(disk.clone());
         let mut random = Prng::new(order_of_completions);

@@ -39,10 +39,10 @@ fn open(image: impl Into<DiskImage>) -> Result<(PowerLossDisk, HashEngine), Stri
     Ok((disk, engine))
 }
 
-/// Of format 2, with versions.
+/// With versions.
 fn versioned_suite() -> VolumeSuite<Arc<HashVolume>> {
     let mut suite = suite();
-    (suite.format.version, suite.has_versions) = (2, true);
+    suite.has_versions = true;
     suite
 }
 
@@ -93,6 +93,14 @@ fn acknowledged_writes_survive_power_loss_at_sampled_events() {
     let (disk, trace) = run_traced(9, 700);
     assert!(disk.events() > 2_000, "{} events", disk.events());
     suite().lose_power_at_events(&[disk], &trace, 5);
+}
+
+#[test]
+fn acknowledged_writes_to_a_volume_of_format_1_survive_power_loss() {
+    let mut of_format_1 = suite();
+    of_format_1.format.version = 1;
+    let (disks, trace) = of_format_1.run_traced(13, 700);
+    of_format_1.lose_power_at_events(&disks, &trace, 3);
 }
 
 #[test]

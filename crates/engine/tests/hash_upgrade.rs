@@ -18,7 +18,8 @@ use std::sync::Arc;
 
 fn fixture() -> HashFixture {
     let mut fixture = HashFixture::default();
-    (fixture.format.unit_bytes, fixture.format.value_bytes_max) = (Some(512), 64 << 10);
+    (fixture.format.version, fixture.format.unit_bytes) = (1, Some(512));
+    fixture.format.value_bytes_max = 64 << 10;
     fixture
 }
 

@@ -186,6 +186,41 @@ fn check_passes_on_an_intact_device_and_changes_nothing() {
 }
 
 #[test]
+fn upgrade_of_a_volume_of_the_newest_format_changes_nothing_and_a_served_or_foreign_device_is_refused() {
+    let directory = temp_directory();
+    let device = directory.path().join("device");
+    let upgrade = || octokv(["upgrade", "--device", device.to_str().unwrap()]);
+    let mut server = Server::start(directory.path(), "64MiB");
+    server.put("key", "value");
+    upgrade().assert_failed(1, &["in use"]);
+    server.stop();
+    let before = std::fs::read(&device).unwrap();
+    assert!(upgrade().stdout_ok().contains("format 2 is the newest"), "{}", upgrade().text());
+    assert!(std::fs::read(&device).unwrap() == before, "the device was written to");
+    std::fs::write(&device, vec![7; 1 << 20]).unwrap();
+    upgrade().assert_failed(1, &["holds something else"]);
+}
+
+/// The fixture of the engine's tests: twenty keys, of which one was deleted.
+#[test]
+fn a_volume_of_format_1_is_served_as_it_is_and_upgraded_when_asked() {
+    let directory = temp_directory();
+    let device = directory.path().join("device");
+    std::fs::write(&device, include_bytes!("../../engine/tests/fixtures/hash-v1.img")).unwrap();
+    let (name, listen) = (device.to_str().unwrap(), ["--listen", "127.0.0.1:0"]);
+    for (version, upgraded) in [(1, "from format 1 to 2"), (2, "format 2 is the newest")] {
+        let mut server = Server::start_with(directory.path(), &["--device", name, listen[0], listen[1]]);
+        server.put("key", "value");
+        server.assert_value("key", "value");
+        server.stop();
+        assert_eq!(std::fs::read(&device).unwrap()[12], version, "the version in the superblock");
+        let output = octokv(["upgrade", "--device", name]);
+        assert!(output.stdout_ok().contains(upgraded), "{}", output.text());
+        assert!(check(&device).stdout_ok().contains("keys      20\n"), "{}", check(&device).text());
+    }
+}
+
+#[test]
 fn check_lists_what_is_left_of_a_volume_that_cannot_be_recovered() {
     let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");

@@ -48,7 +48,12 @@ struct Collision {
 
 fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
     let (pool, device) = (BufferPool::new(16 << 20), Rc::new(disk.clone()) as Rc<dyn Device>);
-    let config = OpenConfig { durability: Durability::PowerSafe, cores: 1, cache_bytes: 0 };
+    let config = OpenConfig {
+        durability: Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        clock: crate::WallClock::default(),
+    };
     let mut complete = || {
         disk.complete_one(random);
     };

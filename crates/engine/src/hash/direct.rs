@@ -8,11 +8,9 @@
 //! verified. A writer with a key lock reads the index after it has the lock; it either sees this change, or is seen here.
 
 use super::engine::HashCore;
-use super::index::{IndexEntry, RecordRef};
+use super::index::{IndexEntry, RecordRef, fingerprint};
 use super::journal::IndexChange;
-use super::record::{
-    self, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, UncheckedRecord, record_bytes,
-};
+use super::record::{self, HEADER_BYTES, PlainRecord, RecordFlags, RecordFormat, RecordMeta, record_bytes};
 use super::volume::SpaceFor;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
@@ -25,8 +23,8 @@ use octokv_device::ReadInPlace;
 enum OwnRecord {
     /// There is none.
     Missing,
-    /// This one, whose header was verified.
-    Verified(RecordRef, RecordHeader),
+    /// This one, whose header was verified, and the length of its value in bytes.
+    Verified(RecordRef, usize),
 }
 
 impl HashCore {
@@ -73,12 +71,15 @@ impl HashCore {
         }
     }
 
-    /// The header of the record in `bytes`, if that is the one the index names and the key's.
-    fn own_header(&self, bytes: &[u8], record_ref: RecordRef, key: &[u8]) -> Option<RecordHeader> {
-        let (header, found_key) =
-            UncheckedRecord { bytes, location: record_ref.location }.unverified_header().ok()?;
-        let is_own = self.volume.is_record(record_ref, &header) && found_key == key;
-        (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(header)
+    /// The record in `bytes`, if that is the one the index names and the key's.
+    #[inline]
+    fn own_plain<'a>(&self, bytes: &'a [u8], record_ref: RecordRef, key: &[u8]) -> Option<PlainRecord<'a>> {
+        let record = record::plain_in_memory(bytes)?;
+        let fingerprint = fingerprint(RecordFormat::V2, record.sequence, RecordFlags::NONE);
+        let is_own = record.volume_id == self.volume.layout().volume_id
+            && fingerprint == record_ref.fingerprint
+            && record.key == key;
+        (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(record)
     }
 
     /// The key's record; `None` if that is not certain.
@@ -90,12 +91,12 @@ impl HashCore {
         };
         let unit = self.volume.unit_bytes();
         let bytes = (HEADER_BYTES + key.len()).next_multiple_of(unit).min(record_ref.units as usize * unit);
-        let mut header = None;
+        let mut value_bytes = None;
         self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
-            header = self.own_header(bytes, record_ref, key);
+            value_bytes = self.own_plain(bytes, record_ref, key).map(|record| record.value_bytes);
             None
         });
-        header.map(|header| OwnRecord::Verified(record_ref, header))
+        value_bytes.map(|value_bytes| OwnRecord::Verified(record_ref, value_bytes))
     }
 
     /// [`Engine::get_now`](crate::Engine::get_now).
@@ -114,9 +115,9 @@ impl HashCore {
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
         let mut received = Received::Refused;
         let read = self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
-            let header = self.own_header(bytes, record_ref, key)?;
+            let record = self.own_plain(bytes, record_ref, key)?;
             let is_current = record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref);
-            let value = header.unverified_value_range(bytes).ok().filter(|_| is_current)?;
+            let value = record.value_range(bytes.len()).filter(|_| is_current)?;
             received = receive(DataRef::Borrowed(&bytes[value.clone()]));
             match received {
                 Received::Lent(bytes) => Some(value.start..value.start + bytes),
@@ -134,7 +135,7 @@ impl HashCore {
     pub(super) fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
         Some(match self.own_record(key, lookup)? {
             OwnRecord::Missing => None,
-            OwnRecord::Verified(_, header) => Some(header.value_bytes),
+            OwnRecord::Verified(_, value_bytes) => Some(value_bytes),
         })
     }
 
@@ -161,7 +162,8 @@ impl HashCore {
         let units = record_bytes(key.len(), value.len()).div_ceil(volume.unit_bytes()) as u64;
         let extent = self.allocate(lookup.hash, units, SpaceFor::Value)?;
         let sequence = self.next_sequence();
-        let new = volume.new_record(sequence, extent.location, key, value.len(), RecordMeta::PLAIN);
+        let new =
+            volume.new_record(sequence, extent.location, key, (value.len(), value.len()), RecordMeta::PLAIN);
         let bytes = units as usize * volume.unit_bytes();
         let is_written = self.device.write_in_place(volume.lba(extent.location), bytes, &mut |record| {
             let offset = record::LAYOUT.value_offset(key.len());

@@ -8,6 +8,7 @@ use super::journal::{IndexChange, WriteOutcome};
 use super::record::{
     self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
 };
+use super::record_write::{RecordWrite, WriteFuture};
 use super::unindexed_record::UnindexedRecord;
 use super::volume::{HashVolume, SpaceFor};
 use super::write_rules::{self, KeyState, Remains};
@@ -22,11 +23,9 @@ use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValu
 use octokv_base::{Buffer, BufferPool, Key, Lba, Version};
 use octokv_device::{Device, DeviceError, DeviceFuture};
 use std::cell::Cell;
-use std::future::{Future, ready};
-use std::pin::Pin;
+use std::future::ready;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 /// Sequence numbers that a core reserves at once, on a volatile volume.
 const SEQUENCES_RESERVED: u64 = 1024;
@@ -59,10 +58,10 @@ pub(super) enum KeyMatch {
 }
 
 /// A key's record, and what it says.
-type FoundRecord = (RecordRef, RecordMeta);
+pub(super) type FoundRecord = (RecordRef, RecordMeta);
 
 /// The record that a put replaces.
-enum Predecessor {
+pub(super) enum Predecessor {
     /// The record was read, and its key matches.
     Verified(Option<FoundRecord>),
     /// The only record with the key's tag; its key was not compared yet. It has neither version nor expiry.
@@ -70,11 +69,13 @@ enum Predecessor {
 }
 
 /// A record to be written.
-struct RecordToWrite {
-    /// Has the value from the value offset on.
-    buffer: Buffer,
-    value_bytes: usize,
-    meta: RecordMeta,
+pub(super) struct RecordToWrite {
+    /// Has the value, or the list of its pieces, from the value offset on.
+    pub buffer: Buffer,
+    pub value_bytes: usize,
+    /// The bytes from the value offset on that count.
+    pub stored_bytes: usize,
+    pub meta: RecordMeta,
 }
 
 impl HashCore {
@@ -223,7 +224,7 @@ impl HashCore {
 
     /// Finds the record that a put replaces. An upsert takes the index's only candidate without reading it, since a tag
     /// collision is rare and is verified beside the write: but for a record that may have a version, which the put needs.
-    async fn find_predecessor(
+    pub(super) async fn find_predecessor(
         &self,
         mode: PutMode,
         hash: u128,
@@ -245,9 +246,15 @@ impl HashCore {
 
     /// Encodes the record in its buffer and starts its write. Gives its sequence number.
     fn start_record_write(&self, extent: Extent, key: &Key, record: RecordToWrite) -> (u64, DeviceFuture) {
-        let RecordToWrite { mut buffer, value_bytes, meta } = record;
+        let RecordToWrite { mut buffer, value_bytes, stored_bytes, meta } = record;
         let sequence = self.next_sequence();
-        let new = self.volume.new_record(sequence, extent.location, key.as_bytes(), value_bytes, meta);
+        let new = self.volume.new_record(
+            sequence,
+            extent.location,
+            key.as_bytes(),
+            (value_bytes, stored_bytes),
+            meta,
+        );
         buffer.set_len(extent.units as usize * self.volume.unit_bytes());
         match self.volume.volatile {
             true => record::encode_in_memory(&mut buffer, &new),
@@ -282,7 +289,7 @@ impl HashCore {
     }
 
     /// Writes a record and commits its index change. REQUIRES: the caller holds the key's lock.
-    async fn write_and_commit(
+    pub(super) async fn write_and_commit(
         &self,
         hash: u128,
         key: &Key,
@@ -316,10 +323,19 @@ impl HashCore {
             record.keep();
             return Ok(());
         }
+        let old_in_pieces = old.filter(|old| self.is_in_pieces(old));
+        let old_pieces = match old_in_pieces {
+            // Boxed because it is rare: it would enlarge every put's future.
+            Some(old) => Box::pin(self.extents_of_pieces(old)).await,
+            None => Vec::new(),
+        };
         let record_bytes = entry.units as usize * self.volume.unit_bytes();
         let mut record_write = self.compare_beside(WriteFuture(write), unverified, key);
         match commit(self, entry, record_bytes, &mut record_write).await? {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.free_pieces(old_in_pieces, &old_pieces);
+                Ok(())
+            }
             Err(error) => {
                 self.volume.space.release(extent);
                 Err(error)
@@ -402,20 +418,35 @@ impl HashCore {
             Err(outcome) => return Ok(outcome),
         };
         let units = record_bytes(key.len(), value_bytes).div_ceil(volume.unit_bytes()) as u64;
-        let extent = match self.allocate(hash, units, SpaceFor::Value) {
+        let needs_pieces = self.needs_pieces(units);
+        let contiguous = match needs_pieces {
+            true => None,
+            false => self.allocate(hash, units, SpaceFor::Value),
+        };
+        let extent = match contiguous {
             Some(extent) => extent,
             None => {
                 drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every put's future.
-                let waited = Box::pin(self.wait_for_space(mode, hash, key, units, SpaceFor::Value)).await?;
-                let Some((guard, found, extent)) = waited else { return Ok(PutOutcome::Full) };
+                let waited = match needs_pieces {
+                    true => None,
+                    false => Box::pin(self.wait_for_space(mode, hash, key, units, SpaceFor::Value)).await?,
+                };
+                let Some((guard, found, extent)) = waited else {
+                    if !self.stores_pieces() {
+                        return Ok(PutOutcome::Full);
+                    }
+                    let offset = record::LAYOUT.value_offset(key.len());
+                    let value = &record[offset..offset + value_bytes];
+                    return Box::pin(self.put_in_pieces(hash, key, value, meta)).await;
+                };
                 (epoch_guard, predecessor) = (guard, found);
                 extent
             }
         };
         let at = self.lba(extent.location);
         self.device.prefetch_write(at, self.lba(extent.location + units).0 - at.0);
-        let record = RecordToWrite { buffer: record, value_bytes, meta };
+        let record = RecordToWrite { buffer: record, value_bytes, stored_bytes: value_bytes, meta };
         let stored = self.write_and_commit(hash, key, record, extent, predecessor).await;
         drop(epoch_guard);
         stored.map(|()| PutOutcome::Stored)
@@ -469,9 +500,18 @@ impl HashCore {
         };
         if self.volume.volatile {
             self.apply_volatile(entry, WriteOutcome::Confirmed);
-        } else {
-            commit(self, entry, 0, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
+            return Ok(());
         }
+        let old_in_pieces = Some(old).filter(|old| self.is_in_pieces(old));
+        let old_pieces = match old_in_pieces {
+            Some(old) => {
+                let _epoch_guard = self.enter_epoch();
+                Box::pin(self.extents_of_pieces(old)).await
+            }
+            None => Vec::new(),
+        };
+        commit(self, entry, 0, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
+        self.free_pieces(old_in_pieces, &old_pieces);
         Ok(())
     }
 
@@ -486,7 +526,7 @@ impl HashCore {
         let bytes = record_bytes(key.len(), 0);
         let units = bytes.div_ceil(self.volume.unit_bytes()) as u64;
         let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
-        let record = RecordToWrite { buffer, value_bytes: 0, meta };
+        let record = RecordToWrite { buffer, value_bytes: 0, stored_bytes: 0, meta };
         let epoch_guard = self.enter_epoch();
         let (epoch_guard, predecessor, extent) = match self.allocate(hash, units, SpaceFor::Tombstone) {
             Some(extent) => (epoch_guard, Predecessor::Verified(found), extent),
@@ -510,78 +550,6 @@ impl HashCore {
     pub(super) async fn flush(&self) -> Result<(), EngineError> {
         flush_deferred(self).await?;
         flush_device(self).await
-    }
-}
-
-/// The write of a record to a device.
-struct WriteFuture(DeviceFuture);
-
-impl Future for WriteFuture {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        Pin::new(&mut self.0).poll(context).map(|written| written.result)
-    }
-}
-
-/// The write of a record, and the comparison of its predecessor's key ([`HashCore::compare_beside`]). The device owns the
-/// space until the write completes: it ends after both, also if the comparison failed.
-struct RecordWrite<'a, W> {
-    core: &'a HashCore,
-    key: &'a Key,
-    write: W,
-    /// The predecessor, the bytes that are being read of it, and that read.
-    read: Option<(RecordRef, usize, DeviceFuture)>,
-    /// Of the comparison.
-    outcome: Result<WriteOutcome, EngineError>,
-}
-
-impl<W> RecordWrite<'_, W> {
-    /// The outcome of the comparison, once `bytes` bytes of the predecessor were read; `None` if that has to be longer.
-    fn compare(
-        &self,
-        record_ref: RecordRef,
-        bytes: usize,
-        read: Result<Buffer, DeviceError>,
-    ) -> Option<Result<WriteOutcome, EngineError>> {
-        let buffer = match read {
-            Ok(buffer) => buffer,
-            Err(error) => return Some(Err(error.into())),
-        };
-        Some(Ok(match self.core.match_key(&buffer, record_ref, self.key) {
-            KeyMatch::OtherKey => WriteOutcome::OtherKey,
-            // Another key with the same tag may be longer.
-            KeyMatch::Damaged if bytes < self.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX) => {
-                return None;
-            }
-            // A damaged record with the key's tag counts as the key's.
-            KeyMatch::Match(_) | KeyMatch::Damaged => WriteOutcome::Confirmed,
-        }))
-    }
-}
-
-impl<W: Future<Output = Result<(), DeviceError>> + Unpin> Future for RecordWrite<'_, W> {
-    type Output = Result<WriteOutcome, EngineError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        while let Some((record_ref, bytes, read)) = &mut this.read {
-            let (record_ref, bytes) = (*record_ref, *bytes);
-            let read = ready!(Pin::new(read).poll(context)).into_read();
-            this.read = None;
-            match this.compare(record_ref, bytes, read) {
-                Some(outcome) => this.outcome = outcome,
-                None => {
-                    let longest = this.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX);
-                    match this.core.start_read(record_ref, longest) {
-                        Some(read) => this.read = Some((record_ref, longest, read)),
-                        None => this.outcome = Err(EngineError::NoMemory),
-                    }
-                }
-            }
-        }
-        ready!(Pin::new(&mut this.write).poll(context))?;
-        Poll::Ready(this.outcome)
     }
 }
 

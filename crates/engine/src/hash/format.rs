@@ -19,6 +19,9 @@ use octokv_device::{Device, Geometry};
 /// The possible units, in bytes.
 const UNIT_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
 
+/// The longest value of a volume of format 2, in bytes.
+pub const VALUE_BYTES_MAX: u64 = 256 << 20;
+
 /// Bytes of the longest record.
 fn record_bytes_max(config: &FormatConfig) -> u64 {
     record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64
@@ -69,18 +72,25 @@ pub(super) fn layout(
         let need_bytes = units_min * u64::from(unit_bytes);
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
     }
+    // What ends with the process has the newest format.
+    let is_format_1 = config.version == 1 && !geometry.volatile;
+    let format = if is_format_1 { RecordFormat::V1 } else { RecordFormat::V2 };
     let record_units_max = record_bytes_max(config).div_ceil(u64::from(unit_bytes));
-    if record_units_max > RECORD_UNITS_MAX {
-        let value_bytes_max =
-            RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64;
+    // Format 2 stores longer values in pieces.
+    let value_bytes_max = match format == RecordFormat::V2 && !geometry.volatile {
+        true => VALUE_BYTES_MAX,
+        false => RECORD_UNITS_MAX * u64::from(unit_bytes) - record_bytes(KEY_BYTES_MAX, 0) as u64,
+    };
+    if u64::from(config.value_bytes_max) > value_bytes_max {
         return Err(OpenError::ValuesTooLong { value_bytes_max });
     }
     // A partition with space for few of the longest records would waste much of its end.
     let data_units = units - data_first;
-    let partitions_log2_max = (data_units / (16 * record_units_max)).max(1).ilog2() as u8;
+    let partitions_log2_max =
+        (data_units / (16 * record_units_max.min(RECORD_UNITS_MAX))).max(1).ilog2() as u8;
     let mut random = Prng::new(config.seed);
     Ok(HashSuperblock {
-        format: if config.version == 1 { RecordFormat::V1 } else { RecordFormat::V2 },
+        format,
         volume_id: random.next_u64(),
         hash_seed: random.next_u64(),
         hash: config.hash,
@@ -190,7 +200,14 @@ mod tests {
             [512, 1024, 2048, 4096].map(Ok)
         );
         let value_bytes_max = RECORD_UNITS_MAX * 4096 - record_bytes(KEY_BYTES_MAX, 0) as u64;
-        assert_eq!(of_values(64 << 20), Err(OpenError::ValuesTooLong { value_bytes_max }));
+        let of_format_1 = |value_bytes_max| {
+            let config = FormatConfig { version: 1, value_bytes_max, ..FormatConfig::default() };
+            unit_bytes_of(512, 4 << 30, &config)
+        };
+        assert_eq!(of_format_1(64 << 20), Err(OpenError::ValuesTooLong { value_bytes_max }));
+        assert_eq!([64 << 20, VALUE_BYTES_MAX as u32].map(of_values), [4096; 2].map(Ok), "in pieces");
+        let value_bytes_max = VALUE_BYTES_MAX;
+        assert_eq!(of_values(VALUE_BYTES_MAX as u32 + 1), Err(OpenError::ValuesTooLong { value_bytes_max }));
         let of_device = |bytes| unit_bytes_of(512, bytes, &FormatConfig::default());
         let largest = LOCATION_MAX * 512;
         assert_eq!(

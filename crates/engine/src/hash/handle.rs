@@ -102,17 +102,12 @@ impl Engine for HashEngine {
     }
 
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
-        self.core.get(key)
+        self.core.get(key, ValueRange::ALL)
     }
 
-    /// The record of a durable volume has one checksum: a part of its value needs all of it.
+    /// A value in one record has one checksum: a part of it needs all of it. Of a value in pieces those are read that it touches.
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
-        let whole = self.core.get(key).await?;
-        Ok(whole.map(|value| {
-            let requested = range.within(value.bytes);
-            let offset = value.offset + requested.start;
-            StoredValue { offset, bytes: requested.end - requested.start, ..value }
-        }))
+        self.core.get(key, range).await
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {

@@ -20,7 +20,7 @@
 //! - [`index`]: the structure in memory that no other engine has.
 //! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
-//! - `volume`: the state that all cores share. `engine`: the changes of one core; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
+//! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
 //!   `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
@@ -35,8 +35,12 @@ pub mod format;
 mod handle;
 pub mod index;
 pub mod journal;
+mod pieces;
+#[cfg(test)]
+mod pieces_tests;
 mod reads;
 pub mod record;
+mod record_write;
 pub mod recovery;
 mod salvage;
 mod scan;

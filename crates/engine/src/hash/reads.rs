@@ -8,7 +8,7 @@ use super::index::{IndexEntry, RecordRef};
 use super::record::{HEADER_BYTES, RecordHeader, RecordMeta, record_bytes};
 use super::write_rules;
 use crate::direct::FoundEntry;
-use crate::{EngineError, KeySink, KeyStatus, PrefetchStage, StoredValue};
+use crate::{EngineError, KeySink, KeyStatus, PrefetchStage, StoredValue, ValueRange};
 use octokv_base::{Buffer, Key};
 use smallvec::SmallVec;
 
@@ -16,29 +16,44 @@ use smallvec::SmallVec;
 const LIST_PAGE_KEYS: usize = 16;
 
 impl HashCore {
-    /// [`Engine::get`](crate::Engine::get).
+    /// [`Engine::get_range`](crate::Engine::get_range).
     ///
     /// # Errors
     /// As there.
-    pub(super) async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+    pub(super) async fn get(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
         let epoch_guard = self.enter_epoch();
         let record_ref = match self.volume.find_entry(self.volume.hash(key)) {
             FoundEntry::Missing => return Ok(None),
             FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
             FoundEntry::Several | FoundEntry::Unknown => {
-                drop(epoch_guard);
                 // Boxed because it is rare: it would enlarge every get's future.
                 return match Box::pin(self.find_record(key, usize::MAX / 2)).await? {
-                    Some((header, buffer, record_ref)) => self.stored_value(header, buffer, record_ref),
+                    Some((header, buffer, record_ref)) if self.is_in_pieces(&record_ref) => {
+                        Box::pin(self.value_in_pieces(header, buffer, record_ref, range)).await
+                    }
+                    Some((header, buffer, record_ref)) => {
+                        self.stored_value(header, buffer, record_ref, range)
+                    }
                     None => Ok(None),
                 };
             }
         };
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
         let buffer = self.start_read(record_ref, bytes).ok_or(EngineError::NoMemory)?.await.into_read()?;
+        let key_match = self.match_key(&buffer, record_ref, key);
+        if self.is_in_pieces(&record_ref)
+            && let KeyMatch::Match(header) = key_match
+        {
+            return match self.is_live(&header) {
+                true => Box::pin(self.value_in_pieces(header, buffer, record_ref, range)).await,
+                false => Ok(None),
+            };
+        }
         drop(epoch_guard);
-        match self.match_key(&buffer, record_ref, key) {
-            KeyMatch::Match(header) if self.is_live(&header) => self.stored_value(header, buffer, record_ref),
+        match key_match {
+            KeyMatch::Match(header) if self.is_live(&header) => {
+                self.stored_value(header, buffer, record_ref, range)
+            }
             KeyMatch::Match(_) | KeyMatch::OtherKey => Ok(None),
             KeyMatch::Damaged => Err(self.corrupt(record_ref)),
         }
@@ -50,17 +65,39 @@ impl HashCore {
         header: RecordHeader,
         buffer: Buffer,
         record_ref: RecordRef,
+        range: ValueRange,
     ) -> Result<Option<StoredValue>, EngineError> {
         let Ok(value) = self.volume.value_range(&header, &buffer) else {
             return Err(self.corrupt(record_ref));
         };
-        let (offset, bytes) = (value.start as u32, value.len() as u32);
+        let value_bytes = value.len() as u32;
+        let requested = range.within(value_bytes);
         let RecordMeta { version, expires_at, .. } = header.meta;
         Ok(Some(StoredValue {
             buffer: buffer.into(),
-            offset,
-            bytes,
-            value_bytes: bytes,
+            offset: value.start as u32 + requested.start,
+            bytes: requested.end - requested.start,
+            value_bytes,
+            version,
+            expires_at,
+        }))
+    }
+
+    /// The requested part of a value in pieces. REQUIRES: the caller is in an epoch since it took the reference from the index.
+    async fn value_in_pieces(
+        &self,
+        header: RecordHeader,
+        record: Buffer,
+        record_ref: RecordRef,
+        range: ValueRange,
+    ) -> Result<Option<StoredValue>, EngineError> {
+        let value = self.read_pieces(&header, &record, record_ref, range).await?;
+        let RecordMeta { version, expires_at, .. } = header.meta;
+        Ok(Some(StoredValue {
+            bytes: value.len() as u32,
+            buffer: value.into(),
+            offset: 0,
+            value_bytes: header.value_bytes as u32,
             version,
             expires_at,
         }))

@@ -12,13 +12,14 @@
 //!                              44  namespace u32
 //!  48  key, zeros to value_offset(key bytes), value, zeros to the end of the last unit
 //! ```
-//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value; in version 2
-//! also bytes 0 to 4, and the record's location (u64), which it begins with. A record on a volatile device has no checksums, and any
+//! The header's checksum covers bytes 8 to the end of the key, so that a key can be compared without reading the value. In version 2 it
+//! is that CRC-32C, exclusive or the low 32 bits of SplitMix64's mix of location + flags · 2^56. A record on a volatile device has no checksums, and any
 //! bytes in place of the zeros: memory is trusted, as its copy in any cache would be. The location detects misdirected writes, the
 //! sequence number, of which the index has a fingerprint, stale reads.
 
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Crc32c, RecordLayout, UnixTime, Version, crc32c};
+use octokv_base::prng::mix64;
+use octokv_base::{RecordLayout, UnixTime, Version, crc32c};
 use std::mem::offset_of;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -50,8 +51,10 @@ impl RecordFlags {
     pub const VERSIONED: RecordFlags = RecordFlags(1);
     /// The key was deleted, and the record keeps its version.
     pub const TOMBSTONE: RecordFlags = RecordFlags(2);
+    /// The value lies in pieces, and the record has their list.
+    pub const PIECES: RecordFlags = RecordFlags(4);
     /// All flags that there are.
-    const KNOWN: u8 = 3;
+    const KNOWN: u8 = 7;
     /// The bits that the index keeps for flags.
     pub const BITS: u32 = 3;
 
@@ -121,6 +124,7 @@ const _: () = assert!(offset_of!(HeaderLayoutV2, key_bytes) == 46);
 /// The first byte behind the header's checksum, in both versions.
 const CHECKED_FROM: usize = offset_of!(HeaderLayoutV1, volume_id);
 const _: () = assert!(offset_of!(HeaderLayoutV2, volume_id) == CHECKED_FROM);
+const FLAGS_AT: usize = offset_of!(HeaderLayoutV2, flags);
 const CRC_AT: std::ops::Range<usize> = 4..CHECKED_FROM;
 
 /// The first point in time that a header cannot name, but for [`UnixTime::NEVER`]: the year 10889.
@@ -170,6 +174,8 @@ pub struct NewRecord<'a> {
     pub key: &'a [u8],
     /// The length of its value in bytes.
     pub value_bytes: usize,
+    /// The bytes that it has of the value: all, or the length of the list of its pieces.
+    pub stored_bytes: usize,
     /// What it keeps beside them.
     pub meta: RecordMeta,
 }
@@ -208,12 +214,12 @@ pub fn record_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 /// # Panics
 /// If `bytes` is shorter than the record.
 pub fn encode(bytes: &mut [u8], record: &NewRecord<'_>) {
-    let (key_bytes, value_bytes) = (record.key.len(), record.value_bytes);
+    let (key_bytes, stored_bytes) = (record.key.len(), record.stored_bytes);
     let offset = LAYOUT.value_offset(key_bytes);
-    let value_crc = crc32c(&bytes[offset..offset + value_bytes]);
+    let value_crc = crc32c(&bytes[offset..offset + stored_bytes]);
     let rest = encode_header(bytes, record, value_crc);
     rest[key_bytes..offset - HEADER_BYTES].fill(0);
-    rest[offset - HEADER_BYTES + value_bytes..].fill(0);
+    rest[offset - HEADER_BYTES + stored_bytes..].fill(0);
     let header_crc = header_crc(&bytes[..HEADER_BYTES + key_bytes], record.format, record.identity.location);
     bytes[CRC_AT].copy_from_slice(&header_crc.to_le_bytes());
 }
@@ -223,11 +229,8 @@ fn header_crc(header_and_key: &[u8], format: RecordFormat, location: u64) -> u32
     match format {
         RecordFormat::V1 => crc32c(&header_and_key[CHECKED_FROM..]),
         RecordFormat::V2 => {
-            let mut crc = Crc32c::new();
-            crc.update(&location.to_le_bytes());
-            crc.update(&header_and_key[..CRC_AT.start]);
-            crc.update(&header_and_key[CHECKED_FROM..]);
-            crc.finish()
+            let flags = u64::from(header_and_key[FLAGS_AT]);
+            crc32c(&header_and_key[CHECKED_FROM..]) ^ mix64(location | flags << 56) as u32
         }
     }
 }
@@ -247,7 +250,7 @@ pub fn encode_in_memory(bytes: &mut [u8], record: &NewRecord<'_>) {
 /// Encodes header and key, without the header's checksum. Gives the bytes behind the header.
 #[inline]
 fn encode_header<'a>(bytes: &'a mut [u8], record: &NewRecord<'_>, value_crc: u32) -> &'a mut [u8] {
-    let NewRecord { format, identity, namespace, key, value_bytes, meta } = *record;
+    let NewRecord { format, identity, namespace, key, value_bytes, meta, .. } = *record;
     let rest = match format {
         RecordFormat::V1 => {
             debug_assert!(meta == RecordMeta::PLAIN, "version 1 has no {meta:?}");
@@ -341,6 +344,43 @@ impl<'a> UncheckedRecord<'a> {
     }
 }
 
+/// What identifies a record in memory, and the length of its value. Of a record without flags.
+pub struct PlainRecord<'a> {
+    /// The volume it belongs to.
+    pub volume_id: u64,
+    /// The sequence number.
+    pub sequence: u64,
+    /// The length of the value in bytes.
+    pub value_bytes: usize,
+    /// The key.
+    pub key: &'a [u8],
+}
+
+/// The record at the front of bytes in memory, where all headers are of version 2; `None` if there is none, or it has flags.
+#[inline]
+pub fn plain_in_memory(bytes: &[u8]) -> Option<PlainRecord<'_>> {
+    let (layout, _) = HeaderLayoutV2::ref_from_prefix(bytes).ok()?;
+    if layout.magic != MAGIC_2 || layout.flags != RecordFlags::NONE.bits() {
+        return None;
+    }
+    Some(PlainRecord {
+        volume_id: layout.volume_id.get(),
+        sequence: layout.sequence.get(),
+        value_bytes: layout.value_bytes.get() as usize,
+        key: bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(layout.key_bytes.get()))?,
+    })
+}
+
+impl PlainRecord<'_> {
+    /// The range of the value in the record's bytes; `None` if it is not within `bytes`.
+    #[inline]
+    pub fn value_range(&self, bytes: usize) -> Option<std::ops::Range<usize>> {
+        let offset = LAYOUT.value_offset(self.key.len());
+        let range = offset..offset + self.value_bytes;
+        (range.end <= bytes).then_some(range)
+    }
+}
+
 /// The fields of a header of version 2, not validated.
 #[inline]
 fn header_of_version_2(bytes: &[u8], location: u64) -> Result<RecordHeader, RecordError> {
@@ -364,6 +404,16 @@ fn header_of_version_2(bytes: &[u8], location: u64) -> Result<RecordHeader, Reco
 }
 
 impl RecordHeader {
+    /// Where the record has its value, or the list of its pieces.
+    pub fn value_offset(&self) -> usize {
+        LAYOUT.value_offset(self.key_bytes)
+    }
+
+    /// The checksum of what the record has of its value.
+    pub fn stored_crc(&self) -> u32 {
+        self.value_crc
+    }
+
     /// The range of the value in `bytes`, without its checksum: of a record in memory.
     ///
     /// # Errors
@@ -378,7 +428,7 @@ impl RecordHeader {
         Ok(range)
     }
 
-    /// The range of the value in `bytes`, if its checksum is valid.
+    /// The range of the value in `bytes`, if its checksum is valid. REQUIRES: the record is not one with pieces.
     ///
     /// # Errors
     /// [`RecordError::Malformed`] if the value is not within `bytes`, or [`RecordError::ValueChecksum`].
@@ -414,7 +464,7 @@ mod tests {
 
     fn new_record(format: RecordFormat) -> NewRecord<'static> {
         let (key, meta) = (b"hello", meta(format));
-        NewRecord { format, identity: IDENTITY, namespace: 1, key, value_bytes: 100, meta }
+        NewRecord { format, identity: IDENTITY, namespace: 1, key, value_bytes: 100, stored_bytes: 100, meta }
     }
 
     fn record(format: RecordFormat) -> Vec<u8> {
@@ -462,15 +512,13 @@ mod tests {
         assert_eq!((bytes[8], bytes[16], bytes[24], bytes[46]), (7, 8, 100, 5));
         assert_eq!(bytes[32..40], 0x0102_0304_0506_0708_u64.to_le_bytes());
         assert_eq!(bytes[40..46], [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        let mut covered = 9_u64.to_le_bytes().to_vec();
-        covered.extend_from_slice(&bytes[..4]);
-        covered.extend_from_slice(&bytes[8..48 + 5]);
-        assert_eq!(bytes[4..8], crc32c(&covered).to_le_bytes());
+        let of_place = mix64(9 + (1 << 56)) as u32;
+        assert_eq!(bytes[4..8], (crc32c(&bytes[8..48 + 5]) ^ of_place).to_le_bytes());
     }
 
     #[test]
     fn unknown_flags_are_refused() {
-        for bit in 2..8 {
+        for bit in 3..8 {
             let mut bytes = record(RecordFormat::V2);
             bytes[3] |= 1 << bit;
             assert_eq!(unchecked(&bytes).unverified_header().unwrap_err(), RecordError::Malformed, "{bit}");

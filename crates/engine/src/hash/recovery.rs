@@ -15,7 +15,8 @@ use super::engine::HashCore;
 use super::format::layout;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, is_fingerprint_of};
 use super::journal::IndexChange;
-use super::record;
+use super::pieces::{Pieces, are_intact, load_pieces};
+use super::record::{self, RecordFlags, RecordHeader};
 use super::superblock::{Checkpoint, HashSuperblock};
 use super::volume::{HashVolume, IndexPartition, VolumeState, hash_of, partition_and_tag};
 use crate::bug_injection::{self, InjectedBug};
@@ -28,9 +29,10 @@ use crate::common::unit_reader::UnitReader;
 use crate::open_error::{IndexMismatch, MetadataStructure, OpenError};
 use crate::{FormatConfig, OpenConfig};
 use octokv_base::BufferPool;
-use octokv_base::map::FxHashMap;
+use octokv_base::map::{FxHashMap, FxHashSet};
 use octokv_device::Device;
 use octokv_runtime::trim_heap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -56,7 +58,12 @@ pub async fn open(
     loaded.superblock.generation += 1;
     loaded.superblock.is_clean_shutdown = false;
     write_superblock(&**device, &loaded.superblock).await?;
-    let state = VolumeState { partitions: loaded.partitions, space: loaded.space, position: loaded.position };
+    let state = VolumeState {
+        partitions: loaded.partitions,
+        space: loaded.space,
+        position: loaded.position,
+        lost_pieces: loaded.lost_pieces,
+    };
     let volume = HashVolume::new(loaded.superblock, state, geometry.block_bytes, false, config);
     if loaded.needs_checkpoint {
         let core = HashCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
@@ -72,6 +79,8 @@ pub(super) struct RecoveredState {
     pub(super) superblock: HashSuperblock,
     pub(super) partitions: Box<[IndexPartition]>,
     pub(super) space: SpaceAllocator,
+    /// Locations of records whose pieces are not known.
+    pub(super) lost_pieces: FxHashSet<u64>,
     pub(super) position: JournalPosition,
     /// Journal entries that were dropped because their records are incomplete.
     pub(super) dropped_entries: u64,
@@ -88,6 +97,7 @@ fn empty_state(superblock: &HashSuperblock, position: JournalPosition, fit: FitP
         partitions: segments,
         space: SpaceAllocator::new(superblock.data_start_unit, superblock.data_units, bitmap_partitions, fit),
         position,
+        lost_pieces: FxHashSet::default(),
     }
 }
 
@@ -116,7 +126,7 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
-    let space = loader.rebuild_bitmap()?;
+    let (space, lost_pieces) = loader.rebuild_bitmap().await?;
     let Recovery { partitions, damaged_copies, dropped_entries, is_undecided, .. } = loader;
     // Checkpoint now: later batches mark these durable, so a future replay would skip their verification; both copies of the
     // last batches may differ; and what this recovery could not read, the next one could.
@@ -125,6 +135,7 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
         superblock,
         partitions,
         space,
+        lost_pieces,
         position,
         dropped_entries,
         damaged_copies,
@@ -271,7 +282,52 @@ impl Recovery<'_> {
             && identity.location == entry.new_location
             && identity.sequence == entry.sequence
             && header.meta.flags == entry.flags;
-        (same && header.value_range(&buffer).is_ok()).then(|| Some(key.to_vec()))
+        let is_intact = match header.meta.flags.contains(RecordFlags::PIECES) {
+            true => self.has_intact_pieces(&header, &buffer).await,
+            false => header.value_range(&buffer).is_ok(),
+        };
+        (same && is_intact).then(|| Some(key.to_vec()))
+    }
+
+    /// Whether the pieces of a record are what was written; true if they cannot be read.
+    async fn has_intact_pieces(&self, header: &RecordHeader, record: &[u8]) -> bool {
+        if bug_injection::is_injected(InjectedBug::SkipPieceVerification) {
+            return true;
+        }
+        for _ in 0..RECORD_READ_ATTEMPTS {
+            match load_pieces(self.reader, &self.record_units(), header, record).await {
+                Ok(None) => return false,
+                Ok(Some(pieces)) => {
+                    if let Ok(is_intact) = are_intact(self.reader, &pieces, header.value_bytes).await {
+                        return is_intact;
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
+    fn record_units(&self) -> Range<u64> {
+        self.superblock.data_start_unit..self.superblock.units()
+    }
+
+    /// The pieces of an index entry's record; `None` if they cannot be found out.
+    async fn pieces_of(&self, record_ref: RecordRef) -> Option<Pieces> {
+        let RecordRef { location, units, .. } = record_ref;
+        for _ in 0..RECORD_READ_ATTEMPTS {
+            let Ok(record) = self.reader.read(location, 0, units as usize * self.unit_bytes()).await else {
+                continue;
+            };
+            let (header, _) = record::UncheckedRecord { bytes: &record, location }.header().ok()?;
+            if !is_fingerprint_of(self.superblock.format, record_ref, &header) {
+                return None;
+            }
+            if let Ok(pieces) = load_pieces(self.reader, &self.record_units(), &header, &record).await {
+                return pieces;
+            }
+        }
+        None
     }
 
     /// Whether the predecessor of an entry is its own key's record. A crash can prevent the amendment of an entry that
@@ -301,25 +357,42 @@ impl Recovery<'_> {
         !is_there || found_key == key || !is_of_tag(found_key)
     }
 
-    /// Marks the space of every record as used.
-    fn rebuild_bitmap(&self) -> Result<SpaceAllocator, OpenError> {
+    /// Marks the space of every record as used, and of its pieces. Gives the locations of the records whose pieces are not known: those
+    /// values are lost, and their space is free.
+    async fn rebuild_bitmap(&self) -> Result<(SpaceAllocator, FxHashSet<u64>), OpenError> {
         let space = empty_state(&self.superblock, JournalPosition::default(), FitPolicy::Next).space;
+        let mark = |Extent { location, units }| {
+            if space.mark_used(Extent { location, units }) {
+                return Ok(());
+            }
+            // The checksums are valid, so only a bug of ours wrote this.
+            let is_outside =
+                location < self.superblock.data_start_unit || location + units > self.superblock.units();
+            let mismatch = match is_outside {
+                true => IndexMismatch::OutsideRecordArea { units },
+                false => IndexMismatch::OverlappingRecords { units },
+            };
+            Err(OpenError::Inconsistent { lba: self.reader.lba(location).0, mismatch })
+        };
+        let mut in_pieces = Vec::new();
         for partition in &self.partitions {
             for entry in partition.state.lock().table.iter_from(0) {
-                let RecordRef { location, units, .. } = entry.record_ref();
-                if !space.mark_used(Extent { location, units }) {
-                    // The checksums are valid, so only a bug of ours wrote this.
-                    let is_outside = location < self.superblock.data_start_unit
-                        || location + units > self.superblock.units();
-                    let mismatch = match is_outside {
-                        true => IndexMismatch::OutsideRecordArea { units },
-                        false => IndexMismatch::OverlappingRecords { units },
-                    };
-                    return Err(OpenError::Inconsistent { lba: self.reader.lba(location).0, mismatch });
+                let record_ref = entry.record_ref();
+                let RecordRef { location, units, .. } = record_ref;
+                mark(Extent { location, units })?;
+                if record_ref.flags(self.superblock.format).contains(RecordFlags::PIECES) {
+                    in_pieces.push(record_ref);
                 }
             }
         }
-        Ok(space)
+        let mut lost = FxHashSet::default();
+        for record_ref in in_pieces {
+            match self.pieces_of(record_ref).await {
+                Some(pieces) => pieces.extents().try_for_each(&mark)?,
+                None => drop(lost.insert(record_ref.location)),
+            }
+        }
+        Ok((space, lost))
     }
 }
 

@@ -16,11 +16,13 @@
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordHeader, UncheckedRecord, record_bytes};
+use super::pieces::{are_intact, list_of, load_pieces, record_units_of_list};
+use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes};
 use super::superblock::HashSuperblock;
 use crate::common::journal::{JournalEntry, UncheckedBatch};
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::common::superblock_io::{SlotError, newest, read_slots, slot_lba};
+use crate::common::unit_reader::UnitReader;
 use crate::verify_report::{Finding, FindingKind, ProblemKind, SalvageReport, VerifyObserver};
 use octokv_base::{Buffer, Key, Lba};
 use octokv_device::{Device, DeviceError};
@@ -270,6 +272,9 @@ impl<O: VerifyObserver> Scan<'_, O> {
         header: &RecordHeader,
         key_bytes: usize,
     ) -> Result<(u64, u64), ProblemKind> {
+        if header.meta.flags.contains(RecordFlags::PIECES) {
+            return self.record_in_pieces(at, unit, header).await;
+        }
         let bytes = record_bytes(key_bytes, header.value_bytes) as u64;
         let units = bytes.div_ceil(unit);
         if units > RECORD_UNITS_MAX || at + bytes > self.end {
@@ -278,6 +283,28 @@ impl<O: VerifyObserver> Scan<'_, O> {
         let record = self.read(at, bytes).await.map_err(|_| ProblemKind::Unreadable)?;
         let value = header.value_range(&record).map_err(|_| ProblemKind::Value)?;
         Ok((value.len() as u64, at + units * unit))
+    }
+
+    /// Checks the pieces of a record. Gives the length of its value and the first byte after the record.
+    async fn record_in_pieces(
+        &self,
+        at: u64,
+        unit: u64,
+        header: &RecordHeader,
+    ) -> Result<(u64, u64), ProblemKind> {
+        let bytes = self.read(at, RECORD_UNITS_MAX * unit).await.map_err(|_| ProblemKind::Unreadable)?;
+        let reader = UnitReader::new(self.device, unit as u32);
+        let list = list_of(header, &bytes).ok_or(ProblemKind::Value)?;
+        let end = at + record_units_of_list(header, &list, unit as usize) * unit;
+        let units = 0..self.end / unit;
+        let pieces =
+            load_pieces(reader, &units, header, &bytes).await.map_err(|_| ProblemKind::Unreadable)?;
+        let pieces = pieces.ok_or(ProblemKind::Value)?;
+        match are_intact(reader, &pieces, header.value_bytes).await {
+            Ok(true) => Ok((header.value_bytes as u64, end)),
+            Ok(false) => Err(ProblemKind::Value),
+            Err(_) => Err(ProblemKind::Unreadable),
+        }
     }
 
     /// Reports the checkpoint images that begin in the step at `at` or follow those without a gap; `None` if there

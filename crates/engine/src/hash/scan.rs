@@ -9,7 +9,7 @@ use super::index::RecordRef;
 use super::record::{RecordFormat, RecordMeta};
 use super::write_rules;
 use crate::HashKind;
-use crate::{Capability, EngineError, ScanEntry, ScanSink, value_digest};
+use crate::{Capability, EngineError, ScanEntry, ScanSink, ValueRange, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, Version};
 use smallvec::SmallVec;
 
@@ -44,7 +44,6 @@ impl HashCore {
             for record_ref in page.drain(..) {
                 let buffer = self.read_whole(record_ref).await?;
                 let Ok((header, key)) = volume.record_header(&buffer, record_ref.location) else { continue };
-                let Ok(value) = volume.value_range(&header, &buffer) else { continue };
                 let Some(key) = Key::new(key) else { continue };
                 let position = RingPosition::of(&key, volume.layout().hash_seed);
                 if !volume.is_record(record_ref, &header) || !range.contains(position) {
@@ -55,7 +54,21 @@ impl HashCore {
                 if meta.version < since || (!is_live && meta.version == Version::NONE) {
                     continue;
                 }
-                let digest = is_live.then(|| value_digest(&buffer[value], meta.expires_at));
+                let digest = match is_live {
+                    true if self.is_in_pieces(&record_ref) => {
+                        let value = self.read_pieces(&header, &buffer, record_ref, ValueRange::ALL).await;
+                        match value {
+                            Ok(value) => Some(value_digest(&value, meta.expires_at)),
+                            Err(EngineError::Corrupt { .. }) => continue,
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    true => match volume.value_range(&header, &buffer) {
+                        Ok(value) => Some(value_digest(&buffer[value], meta.expires_at)),
+                        Err(_) => continue,
+                    },
+                    false => None,
+                };
                 entries.push((position, key, meta, digest));
             }
             entries.sort_by_key(|(position, ..)| *position);

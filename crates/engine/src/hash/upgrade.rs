@@ -47,7 +47,8 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         cache_bytes: 0,
         clock: WallClock::default(),
     };
-    let state = VolumeState { partitions: loaded.partitions, space: loaded.space, position: loaded.position };
+    let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);
+    let state = VolumeState { partitions, space, position, lost_pieces: loaded.lost_pieces };
     let volume = HashVolume::new(loaded.superblock, state, device.geometry().block_bytes, false, config);
     let core = HashCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
     core.checkpoint(true).await?;

@@ -4,10 +4,13 @@
 
 use super::index::is_fingerprint_of;
 use super::index::{IndexEntry, RecordRef};
-use super::record::{RecordFormat, UncheckedRecord};
+use super::pieces::{are_intact, load_pieces};
+use super::record::{RecordFlags, RecordFormat, RecordHeader, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;
+use super::superblock::HashSuperblock;
 use super::volume::{hash_of, partition_and_tag};
+use crate::common::unit_reader::UnitReader;
 use crate::open_error::OpenError;
 use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};
 use octokv_base::{BufferPool, Key, Lba};
@@ -83,7 +86,20 @@ async fn verify_entry(
     let Ok(bytes) = device.read(Lba(lba), buffer).await.into_read() else {
         return Ok(Err(RecordProblem { lba, key: None, kind: ProblemKind::Unreadable }));
     };
-    Ok(match verify_record(&bytes, record_ref, superblock.volume_id, superblock.format) {
+    let record = match verify_record(&bytes, record_ref, superblock.volume_id, superblock.format) {
+        Ok((key, header)) if header.meta.flags.contains(RecordFlags::PIECES) => {
+            match verify_pieces(device, superblock, &header, &bytes).await {
+                Ok(()) => Ok((key, header.value_bytes)),
+                Err(kind) => Err((Some(key), kind)),
+            }
+        }
+        Ok((key, header)) => match header.value_range(&bytes) {
+            Ok(range) => Ok((key, range.len())),
+            Err(_) => Err((Some(key), ProblemKind::Value)),
+        },
+        Err(problem) => Err(problem),
+    };
+    Ok(match record {
         Ok((key, value_bytes)) => {
             let found =
                 partition_and_tag(hash_of(superblock, key.as_bytes()), superblock.index_partitions_log2);
@@ -101,7 +117,7 @@ fn verify_record(
     record_ref: RecordRef,
     volume: u64,
     format: RecordFormat,
-) -> Result<(Key, usize), (Option<Key>, ProblemKind)> {
+) -> Result<(Key, RecordHeader), (Option<Key>, ProblemKind)> {
     let unchecked = UncheckedRecord { bytes, location: record_ref.location };
     let (header, key) = unchecked.header().map_err(|_| (None, ProblemKind::Header))?;
     let key = Key::new(key).ok_or((None, ProblemKind::Header))?;
@@ -112,8 +128,23 @@ fn verify_record(
     if !same {
         return Err((Some(key), ProblemKind::WrongRecord));
     }
-    match header.value_range(bytes) {
-        Ok(range) => Ok((key, range.len())),
-        Err(_) => Err((Some(key), ProblemKind::Value)),
+    Ok((key, header))
+}
+
+/// Reads and checks the pieces of a record.
+async fn verify_pieces(
+    device: &dyn Device,
+    superblock: &HashSuperblock,
+    header: &RecordHeader,
+    record: &[u8],
+) -> Result<(), ProblemKind> {
+    let reader = UnitReader::new(device, superblock.unit_bytes);
+    let units = superblock.data_start_unit..superblock.units();
+    let pieces = load_pieces(reader, &units, header, record).await.map_err(|_| ProblemKind::Unreadable)?;
+    let pieces = pieces.ok_or(ProblemKind::Value)?;
+    match are_intact(reader, &pieces, header.value_bytes).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(ProblemKind::Value),
+        Err(_) => Err(ProblemKind::Unreadable),
     }
 }

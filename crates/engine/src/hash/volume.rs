@@ -17,6 +17,7 @@ use crate::common::epoch::Epochs;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
+use octokv_base::map::FxHashSet;
 use octokv_base::{Key, Lba, RingPosition};
 use parking_lot::Mutex;
 use sha1::{Digest, Sha1};
@@ -140,6 +141,8 @@ pub struct HashVolume {
     pub(super) abandoned: AbandonedCount,
     /// The clock of expiry.
     pub(super) clock: WallClock,
+    /// Locations of records whose lists of pieces could not be read at the opening: those pieces were not marked as used.
+    pub(super) lost_pieces: Mutex<FxHashSet<u64>>,
     /// Free units that only tombstones take, so that a full volume can be emptied.
     tombstone_units: u64,
 }
@@ -149,6 +152,8 @@ pub(super) struct VolumeState {
     pub(super) partitions: Box<[IndexPartition]>,
     pub(super) space: SpaceAllocator,
     pub(super) position: JournalPosition,
+    /// Locations of records whose pieces are not known.
+    pub(super) lost_pieces: FxHashSet<u64>,
 }
 
 impl HashVolume {
@@ -187,6 +192,7 @@ impl HashVolume {
             maintenance_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
             clock: config.clock,
+            lost_pieces: Mutex::new(state.lost_pieces),
             tombstone_units: tombstone_units(&superblock, volatile),
             superblock: Mutex::new(superblock),
         })
@@ -245,7 +251,7 @@ impl HashVolume {
         sequence: u64,
         location: u64,
         key: &'a [u8],
-        value_bytes: usize,
+        (value_bytes, stored_bytes): (usize, usize),
         meta: RecordMeta,
     ) -> NewRecord<'a> {
         NewRecord {
@@ -254,6 +260,7 @@ impl HashVolume {
             namespace: self.layout.namespace,
             key,
             value_bytes,
+            stored_bytes,
             meta,
         }
     }
@@ -356,6 +363,11 @@ impl HashVolume {
     pub(super) fn has_flags(&self, words: [u64; 2]) -> bool {
         let record_ref = IndexEntry::from_words(words).record_ref();
         record_ref.flags(self.layout.format) != RecordFlags::NONE
+    }
+
+    /// The units of the record area.
+    pub(super) fn record_units(&self) -> Range<u64> {
+        self.layout.data_start_unit..self.layout.units()
     }
 
     /// Prefetches the partition header for `hash`, for writing: its lock is taken next.

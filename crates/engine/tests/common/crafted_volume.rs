@@ -214,6 +214,7 @@ impl CraftedVolume {
             namespace: 1,
             key: key.as_bytes(),
             value_bytes: 0,
+            stored_bytes: 0,
             meta: RecordMeta::PLAIN,
         };
         record::encode(&mut bytes, &new);

@@ -1,0 +1,605 @@
+//! Values in pieces: what is stored where no run of free units has room for the whole record.
+//!
+//! ```text
+//!   index ─▶ record  header, key, list ─▶ piece, piece, …          a piece: whole units, at most 128 KiB of the value
+//!                            └─▶ list node ─▶ piece, piece, …       (one free unit has room for a piece, or for a node)
+//!
+//!   list    0 entries u32    4 zeros to 16    16 entries            in the record, behind its key, in place of the value
+//!   node    as a list, in units of its own
+//!   entry   0 location u64 (unit)   8 units u32 (bit 31: a node, the last entry of its list)   12 CRC-32C u32
+//! ```
+//! In: a value, and free space in any pieces. Out: a record with the flag [`RecordFlags::PIECES`], whose checksum is that of its
+//! list. A piece's checksum covers its part of the value, so that each is verified alone; a node's its entries.
+//!
+//! Invariants: pieces and nodes are written before the record that names them joins a journal batch, and given up after the
+//! record's entry has left the index; no list is longer than the value's units need, so that reading one ends.
+//! Tested below, in `tests/hash_pieces.rs` and by power loss in `tests/hash_power_loss.rs`.
+
+use super::engine::{HashCore, RecordToWrite};
+use super::index::{RECORD_UNITS_MAX, RecordRef};
+use super::record::{LAYOUT, RecordFlags, RecordFormat, RecordHeader, RecordMeta};
+use super::volume::{HashVolume, SpaceFor};
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::allocator::Extent;
+use crate::common::unit_reader::UnitReader;
+use crate::{Durability, EngineError, PutMode, PutOutcome, ValueRange};
+use octokv_base::{Buffer, Key, crc32c};
+use octokv_device::{DeviceError, DeviceFuture};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The longest piece, in bytes.
+pub(super) const PIECE_BYTES_MAX: usize = 128 << 10;
+/// Pieces of a value that are read or written at once.
+const PIECES_AT_ONCE: usize = 8;
+/// The flag of an entry that is a node.
+const IS_NODE: u32 = 1 << 31;
+
+/// The front of a list on the device, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct ListLayout {
+    entries: U32,
+    zeros: [u8; 12],
+}
+
+/// An entry of a list on the device, little-endian.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct EntryLayout {
+    location: U64,
+    units: U32,
+    crc: U32,
+}
+
+const LIST_BYTES: usize = size_of::<ListLayout>();
+const ENTRY_BYTES: usize = size_of::<EntryLayout>();
+const _: () = assert!(LIST_BYTES == 16 && ENTRY_BYTES == 16);
+
+/// A run of units with the checksum of what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub extent: Extent,
+    pub crc: u32,
+}
+
+/// A list as it lies in a record or a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PieceList {
+    pub pieces: Vec<Piece>,
+    /// The node with the rest.
+    pub next: Option<Piece>,
+}
+
+/// The bytes of a list with so many entries.
+fn list_bytes(entries: usize) -> usize {
+    LIST_BYTES + entries * ENTRY_BYTES
+}
+
+impl PieceList {
+    fn entries(&self) -> usize {
+        self.pieces.len() + usize::from(self.next.is_some())
+    }
+
+    /// Encodes the list at the front of `bytes`, and gives its length.
+    fn encode(&self, bytes: &mut [u8]) -> usize {
+        let end = list_bytes(self.entries());
+        let front = ListLayout { entries: (self.entries() as u32).into(), zeros: [0; 12] };
+        bytes[..LIST_BYTES].copy_from_slice(front.as_bytes());
+        let nodes = self.next.iter().map(|node| (node, IS_NODE));
+        let entries = self.pieces.iter().map(|piece| (piece, 0)).chain(nodes);
+        for ((piece, flag), place) in entries.zip(bytes[LIST_BYTES..end].chunks_exact_mut(ENTRY_BYTES)) {
+            let entry = EntryLayout {
+                location: piece.extent.location.into(),
+                units: (piece.extent.units as u32 | flag).into(),
+                crc: piece.crc.into(),
+            };
+            place.copy_from_slice(entry.as_bytes());
+        }
+        end
+    }
+
+    /// The list at the front of `bytes`, if its checksum is `crc`.
+    pub fn decode(bytes: &[u8], crc: u32) -> Option<PieceList> {
+        let (front, _) = ListLayout::ref_from_prefix(bytes).ok()?;
+        let end = LIST_BYTES.checked_add((front.entries.get() as usize).checked_mul(ENTRY_BYTES)?)?;
+        if crc32c(bytes.get(..end)?) != crc {
+            return None;
+        }
+        let mut list = PieceList::default();
+        for entry in bytes[LIST_BYTES..end].chunks_exact(ENTRY_BYTES) {
+            let entry = EntryLayout::read_from_bytes(entry).ok()?;
+            let units = u64::from(entry.units.get() & !IS_NODE);
+            let piece =
+                Piece { extent: Extent { location: entry.location.get(), units }, crc: entry.crc.get() };
+            if units == 0 || list.next.is_some() {
+                return None;
+            }
+            match entry.units.get() & IS_NODE == 0 {
+                true => list.pieces.push(piece),
+                false => list.next = Some(piece),
+            }
+        }
+        Some(list)
+    }
+}
+
+/// The list in a record, or in its front, if it is intact.
+pub(super) fn list_of(header: &RecordHeader, record: &[u8]) -> Option<PieceList> {
+    PieceList::decode(record.get(header.value_offset()..)?, header.stored_crc())
+}
+
+/// All pieces of a value, and the nodes of its list.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    /// In the order of the value.
+    pub pieces: Vec<Piece>,
+    pub nodes: Vec<Extent>,
+}
+
+impl Pieces {
+    /// Takes in a list, and gives the node that follows. `None` if the pieces are more or longer than those of a value of
+    /// `value_bytes`, or outside `units`.
+    pub fn add(
+        &mut self,
+        list: PieceList,
+        value_bytes: usize,
+        unit_bytes: usize,
+        units: &Range<u64>,
+    ) -> Option<Option<Piece>> {
+        let is_within = |extent: &Extent| {
+            let end = extent.location.checked_add(extent.units);
+            units.contains(&extent.location) && end.is_some_and(|end| end <= units.end)
+        };
+        self.pieces.extend(list.pieces);
+        let value_units: u64 = self.pieces.iter().map(|piece| piece.extent.units).sum();
+        let is_last = list.next.is_none();
+        let wanted = value_bytes.div_ceil(unit_bytes) as u64;
+        let is_possible = self.pieces.iter().all(|piece| {
+            is_within(&piece.extent) && piece.extent.units as usize * unit_bytes <= PIECE_BYTES_MAX
+        });
+        if !is_possible || value_units > wanted || (is_last && value_units != wanted) {
+            return None;
+        }
+        if let Some(node) = &list.next {
+            // Each node has a piece, so there are at most as many.
+            if !is_within(&node.extent)
+                || self.nodes.len() as u64 >= wanted
+                || node.extent.units as usize * unit_bytes > PIECE_BYTES_MAX
+            {
+                return None;
+            }
+            self.nodes.push(node.extent);
+        }
+        Some(list.next)
+    }
+
+    /// All space of the value but the record's.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.pieces.iter().map(|piece| piece.extent).chain(self.nodes.iter().copied())
+    }
+
+    /// The parts of the value that pieces have, in their order.
+    pub fn ranges(
+        &self,
+        value_bytes: usize,
+        unit_bytes: usize,
+    ) -> impl Iterator<Item = (Piece, Range<usize>)> {
+        let mut start = 0;
+        self.pieces.iter().map(move |&piece| {
+            let end = (start + piece.extent.units as usize * unit_bytes).min(value_bytes);
+            let range = start..end;
+            start = end;
+            (piece, range)
+        })
+    }
+}
+
+/// Space for a value in pieces, which goes back to the volume when this is dropped.
+struct ReservedSpace<'a> {
+    volume: &'a HashVolume,
+    extents: Vec<Extent>,
+}
+
+impl ReservedSpace<'_> {
+    fn keep(mut self) {
+        self.extents.clear();
+    }
+}
+
+impl Drop for ReservedSpace<'_> {
+    fn drop(&mut self) {
+        self.extents.drain(..).for_each(|extent| self.volume.space.release(extent));
+    }
+}
+
+impl HashCore {
+    /// Whether a put may store its value in pieces.
+    pub(super) fn stores_pieces(&self) -> bool {
+        !self.volume.volatile && self.volume.layout().format == RecordFormat::V2
+    }
+
+    /// Whether a record of so many units has to be stored in pieces: its entry could not name its length.
+    pub(super) fn needs_pieces(&self, units: u64) -> bool {
+        self.stores_pieces() && (units > RECORD_UNITS_MAX || bug_injection::scatters_values())
+    }
+
+    /// Allocates `units` units in runs of at most `longest`, as few as possible with halving; `None`, and nothing is allocated, if
+    /// there are not as many.
+    fn allocate_runs(
+        &self,
+        hash: u128,
+        units: u64,
+        longest: u64,
+        space: &mut ReservedSpace<'_>,
+    ) -> Option<()> {
+        let (mut left, mut run) = (units, longest);
+        while left > 0 {
+            match self.allocate(hash, run.min(left), SpaceFor::Value) {
+                Some(extent) => {
+                    space.extents.push(extent);
+                    left -= extent.units;
+                }
+                None if run.min(left) == 1 => return None,
+                None => run = run.min(left) / 2,
+            }
+        }
+        Some(())
+    }
+
+    /// Stores a value in pieces. REQUIRES: the caller has the key's lock and is in no epoch, and knows what the put keeps.
+    pub(super) async fn put_in_pieces(
+        &self,
+        hash: u128,
+        key: &Key,
+        value: &[u8],
+        meta: RecordMeta,
+    ) -> Result<PutOutcome, EngineError> {
+        let unit = self.volume.unit_bytes();
+        let longest = match bug_injection::scatters_values() {
+            true => 2,
+            false => (PIECE_BYTES_MAX / unit) as u64,
+        };
+        let value_units = value.len().div_ceil(unit) as u64;
+        let mut space = ReservedSpace { volume: &self.volume, extents: Vec::new() };
+        if self.allocate_runs(hash, value_units, longest, &mut space).is_none() {
+            return Ok(PutOutcome::Full);
+        }
+        let piece_count = space.extents.len();
+        // The record has one unit, or as many as its key and two entries need.
+        let offset = LAYOUT.value_offset(key.len());
+        let head_bytes = (offset + list_bytes(2)).next_multiple_of(unit);
+        let in_head = (head_bytes - offset - LIST_BYTES) / ENTRY_BYTES;
+        let in_node = (unit - LIST_BYTES) / ENTRY_BYTES;
+        // Each list but the last spends an entry on the node that follows.
+        let nodes = match piece_count <= in_head {
+            true => 0,
+            false => 1 + (piece_count - (in_head - 1)).saturating_sub(in_node).div_ceil(in_node - 1),
+        };
+        if self.allocate_runs(hash, nodes as u64, 1, &mut space).is_none() {
+            return Ok(PutOutcome::Full);
+        }
+        let Some(head) = self.allocate(hash, (head_bytes / unit) as u64, SpaceFor::Value) else {
+            return Ok(PutOutcome::Full);
+        };
+        let mut head_space = ReservedSpace { volume: &self.volume, extents: vec![head] };
+        let mut pieces = Pieces::default();
+        let (mut rest, mut runs) = (value, Vec::with_capacity(piece_count));
+        for &extent in &space.extents[..piece_count] {
+            let (part, after) = rest.split_at(rest.len().min(extent.units as usize * unit));
+            rest = after;
+            pieces.pieces.push(Piece { extent, crc: crc32c(part) });
+            runs.push((extent, part));
+        }
+        self.write_runs(runs.into_iter()).await?;
+        // The lists, from the last to the first, which each name the one that follows.
+        let mut unlisted = &pieces.pieces[..];
+        let (first, others) =
+            unlisted.split_at(unlisted.len().min(if nodes == 0 { in_head } else { in_head - 1 }));
+        unlisted = others;
+        let mut parts = Vec::with_capacity(nodes);
+        for left in (0..nodes).rev() {
+            let count = if left == 0 { in_node } else { in_node - 1 };
+            let (part, after) = unlisted.split_at(unlisted.len().min(count));
+            parts.push(part);
+            unlisted = after;
+        }
+        assert!(unlisted.is_empty(), "{} pieces without a place in {nodes} nodes", unlisted.len());
+        let mut next = None;
+        let mut node_bytes = Vec::with_capacity(nodes);
+        for (&extent, part) in space.extents[piece_count..].iter().zip(&parts).rev() {
+            let mut bytes = vec![0; unit];
+            let end = PieceList { pieces: part.to_vec(), next }.encode(&mut bytes);
+            next = Some(Piece { extent, crc: crc32c(&bytes[..end]) });
+            node_bytes.push((extent, bytes));
+        }
+        self.write_runs(node_bytes.iter().map(|(extent, bytes)| (*extent, &bytes[..]))).await?;
+        let mut buffer = self.pool.take(head_bytes).ok_or(EngineError::NoMemory)?;
+        let list = PieceList { pieces: first.to_vec(), next };
+        let stored_bytes = list.encode(&mut buffer[offset..]);
+        let flags = meta.flags.with(RecordFlags::PIECES);
+        let meta = RecordMeta { flags, ..meta };
+        let record = RecordToWrite { buffer, value_bytes: value.len(), stored_bytes, meta };
+        let epoch_guard = self.enter_epoch();
+        // A mode that makes sure that the predecessor is verified.
+        let predecessor = self.find_predecessor(PutMode::UpdateOnly, hash, key).await?;
+        // From here on the write gives the record's own space back, if it fails.
+        head_space.extents.clear();
+        self.write_and_commit(hash, key, record, head, predecessor).await?;
+        drop(epoch_guard);
+        let piece_units: u64 = space.extents.iter().map(|extent| extent.units).sum();
+        self.volume.count_units_of_pieces(piece_units as i64);
+        space.keep();
+        Ok(PutOutcome::Stored)
+    }
+
+    /// Writes runs of units, a few at a time. What a part lacks of its run is filled with zeros.
+    async fn write_runs<'a>(
+        &self,
+        runs: impl Iterator<Item = (Extent, &'a [u8])>,
+    ) -> Result<(), EngineError> {
+        let mut writes: VecDeque<DeviceFuture> = VecDeque::new();
+        let mut result = Ok(());
+        let mut runs = runs.fuse();
+        let mut skipped = bug_injection::is_injected(InjectedBug::ForgetPiece);
+        loop {
+            while result.is_ok()
+                && writes.len() < PIECES_AT_ONCE
+                && let Some((extent, part)) = runs.next()
+            {
+                if std::mem::take(&mut skipped) {
+                    continue;
+                }
+                let Some(mut buffer) = self.pool.take(extent.units as usize * self.volume.unit_bytes())
+                else {
+                    result = Err(EngineError::NoMemory);
+                    break;
+                };
+                buffer[..part.len()].copy_from_slice(part);
+                buffer[part.len()..].fill(0);
+                writes.push_back(self.device.write(self.lba(extent.location), buffer));
+            }
+            // All that were begun are awaited: the device has their space.
+            let Some(write) = writes.pop_front() else { return result };
+            if let Err(error) = write.await.result {
+                result = Err(error.into());
+            }
+        }
+    }
+
+    /// The pieces of the record whose front is in `record`. `None` if its list is damaged.
+    ///
+    /// # Errors
+    /// No memory, or a device failure.
+    pub(super) async fn pieces_of(
+        &self,
+        header: &RecordHeader,
+        record: &[u8],
+    ) -> Result<Option<Pieces>, EngineError> {
+        let unit = self.volume.unit_bytes();
+        let units = self.volume.record_units();
+        let mut pieces = Pieces::default();
+        let Some(list) = list_of(header, record) else { return Ok(None) };
+        let Some(mut next) = pieces.add(list, header.value_bytes, unit, &units) else { return Ok(None) };
+        while let Some(node) = next {
+            let buffer = self.pool.take(node.extent.units as usize * unit).ok_or(EngineError::NoMemory)?;
+            let buffer = self.device.read(self.lba(node.extent.location), buffer).await.into_read()?;
+            let Some(list) = PieceList::decode(&buffer, node.crc) else { return Ok(None) };
+            let Some(after) = pieces.add(list, header.value_bytes, unit, &units) else { return Ok(None) };
+            next = after;
+        }
+        Ok(Some(pieces))
+    }
+
+    /// Reads the requested part of a value in pieces, and verifies each piece that it touches. REQUIRES: the caller is in an epoch since it took the reference from the index.
+    ///
+    /// # Errors
+    /// No memory, a device failure, and [`EngineError::Corrupt`] if the list or a piece is damaged.
+    pub(super) async fn read_pieces(
+        &self,
+        header: &RecordHeader,
+        record: &[u8],
+        record_ref: RecordRef,
+        requested: ValueRange,
+    ) -> Result<Buffer, EngineError> {
+        let unit = self.volume.unit_bytes();
+        let pieces = self.pieces_of(header, record).await?.ok_or_else(|| self.corrupt(record_ref))?;
+        let requested = requested.within(header.value_bytes as u32);
+        let requested = requested.start as usize..requested.end as usize;
+        let mut value = self.pool.take(requested.len()).ok_or(EngineError::NoMemory)?;
+        let mut touched = pieces
+            .ranges(header.value_bytes, unit)
+            .filter(|(_, range)| range.start < requested.end && requested.start < range.end);
+        let mut reads: VecDeque<(Piece, Range<usize>, DeviceFuture)> = VecDeque::new();
+        loop {
+            while reads.len() < PIECES_AT_ONCE
+                && let Some((piece, range)) = touched.next()
+            {
+                let bytes = range.len().next_multiple_of(unit);
+                let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+                let read = self.device.read(self.lba(piece.extent.location), buffer);
+                reads.push_back((piece, range, read));
+            }
+            let Some((piece, range, read)) = reads.pop_front() else { break };
+            let buffer = read.await.into_read()?;
+            if crc32c(&buffer[..range.len()]) != piece.crc
+                && !bug_injection::is_injected(InjectedBug::SkipValueChecksum)
+            {
+                return Err(self.corrupt(record_ref));
+            }
+            let part = range.start.max(requested.start)..range.end.min(requested.end);
+            value[part.start - requested.start..part.end - requested.start]
+                .copy_from_slice(&buffer[part.start - range.start..part.end - range.start]);
+        }
+        Ok(value)
+    }
+
+    /// The space of the pieces of a record that is about to leave the index; none if its list cannot be read: that space comes back
+    /// at the next opening. REQUIRES: the caller has the key's lock, and is in an epoch.
+    pub(super) async fn extents_of_pieces(&self, old: RecordRef) -> Vec<Extent> {
+        if self.volume.lost_pieces.lock().contains(&old.location) {
+            return Vec::new();
+        }
+        let Ok(record) = self.read_whole(old).await else { return Vec::new() };
+        let Ok((header, _)) = self.volume.record_header(&record, old.location) else { return Vec::new() };
+        if !self.volume.is_record(old, &header) {
+            return Vec::new();
+        }
+        let pieces = self.pieces_of(&header, &record).await.ok().flatten();
+        let extents: Vec<Extent> = pieces.map_or_else(Vec::new, |pieces| pieces.extents().collect());
+        if bug_injection::is_injected(InjectedBug::FreePiecesEarly) {
+            extents.iter().for_each(|&extent| self.volume.space.release(extent));
+            return Vec::new();
+        }
+        extents
+    }
+
+    /// Whether a record's value lies in pieces.
+    pub(super) fn is_in_pieces(&self, record_ref: &RecordRef) -> bool {
+        record_ref.flags(self.volume.layout().format).contains(RecordFlags::PIECES)
+    }
+
+    /// Gives up the space of pieces whose record has left the index.
+    pub(super) fn free_pieces(&self, old: Option<RecordRef>, freed: &[Extent]) {
+        if let Some(old) = old {
+            self.volume.lost_pieces.lock().remove(&old.location);
+        }
+        if freed.is_empty() {
+            return;
+        }
+        let units: u64 = freed.iter().map(|extent| extent.units).sum();
+        self.volume.count_units_of_pieces(-(units as i64));
+        match self.volume.commits.durability() {
+            Durability::PowerSafe => self.retire(freed),
+            Durability::Completed => self.volume.commits.defer_free(freed),
+        }
+    }
+}
+
+impl HashVolume {
+    /// Counts units that pieces took, or gave up if negative.
+    fn count_units_of_pieces(&self, units: i64) {
+        let bytes = units.wrapping_mul(i64::from(self.layout().unit_bytes));
+        self.used_bytes().fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// The pieces of a record on a volume that is not open. `None` if its list is damaged.
+///
+/// # Errors
+/// The device's.
+pub(super) async fn load_pieces(
+    reader: UnitReader<'_>,
+    units: &Range<u64>,
+    header: &RecordHeader,
+    record: &[u8],
+) -> Result<Option<Pieces>, DeviceError> {
+    let unit = reader.unit_bytes();
+    let mut pieces = Pieces::default();
+    let mut list = list_of(header, record);
+    loop {
+        let added = list.and_then(|list| pieces.add(list, header.value_bytes, unit, units));
+        match added {
+            None => return Ok(None),
+            Some(None) => return Ok(Some(pieces)),
+            Some(Some(node)) => {
+                let bytes = reader.read(node.extent.location, 0, node.extent.units as usize * unit).await?;
+                list = PieceList::decode(&bytes, node.crc);
+            }
+        }
+    }
+}
+
+/// Whether all pieces of a value are what was written.
+///
+/// # Errors
+/// The device's.
+pub(super) async fn are_intact(
+    reader: UnitReader<'_>,
+    pieces: &Pieces,
+    value_bytes: usize,
+) -> Result<bool, DeviceError> {
+    for (piece, range) in pieces.ranges(value_bytes, reader.unit_bytes()) {
+        if crc32c(&reader.read(piece.extent.location, 0, range.len()).await?) != piece.crc {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The units of a record with a list.
+pub(super) fn record_units_of_list(header: &RecordHeader, list: &PieceList, unit_bytes: usize) -> u64 {
+    let bytes = header.value_offset() + list_bytes(list.entries().max(2));
+    bytes.div_ceil(unit_bytes) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Prng;
+
+    fn piece(location: u64, units: u64) -> Piece {
+        Piece { extent: Extent { location, units }, crc: (location as u32).wrapping_mul(3) }
+    }
+
+    #[test]
+    fn a_list_gives_back_its_entries_and_a_flipped_bit_is_found() {
+        for next in [None, Some(piece(9, 1))] {
+            let list = PieceList { pieces: vec![piece(5, 2), piece(8, 1)], next };
+            let mut bytes = vec![0xaa; 512];
+            let end = list.encode(&mut bytes);
+            assert_eq!(end, 16 + 16 * list.entries());
+            let crc = crc32c(&bytes[..end]);
+            assert_eq!(PieceList::decode(&bytes, crc), Some(list));
+            for bit in 0..end * 8 {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(PieceList::decode(&damaged, crc), None, "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_bytes_panic() {
+        let mut random = Prng::new(1);
+        for _ in 0..20_000 {
+            let mut bytes: Vec<u8> = (0..random.below(100)).map(|_| random.next_u64() as u8).collect();
+            if let Some(front) = bytes.get_mut(..4) {
+                front.copy_from_slice(&(random.below(8) as u32).to_le_bytes());
+            }
+            let entries = bytes.first().map_or(0, |&count| usize::from(count));
+            let crc = bytes.get(..list_bytes(entries)).map_or(0, crc32c);
+            if let Some(list) = PieceList::decode(&bytes, crc) {
+                let _ = Pieces::default().add(list, random.below(5_000) as usize, 512, &(10..10_000));
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_that_are_not_a_values_are_refused() {
+        let add = |pieces: &[Piece], next, value_bytes| {
+            let list = PieceList { pieces: pieces.to_vec(), next };
+            Pieces::default().add(list, value_bytes, 512, &(100..1_000))
+        };
+        assert_eq!(add(&[piece(100, 2), piece(999, 1)], None, 1_500), Some(None));
+        assert_eq!(add(&[piece(100, 2)], None, 1_500), None, "too few");
+        assert_eq!(add(&[piece(100, 2), piece(200, 2)], None, 1_500), None, "too many");
+        assert_eq!(add(&[piece(99, 3)], None, 1_500), None, "outside");
+        assert_eq!(add(&[piece(999, 3)], None, 1_500), None, "over the end");
+        assert_eq!(add(&[piece(u64::MAX, 3)], None, 1_500), None, "far outside");
+        assert_eq!(add(&[piece(100, 2)], Some(piece(200, 1)), 1_500), Some(Some(piece(200, 1))));
+        assert_eq!(add(&[piece(100, 2)], Some(piece(999, 2)), 1_500), None, "a node over the end");
+        assert_eq!(add(&[piece(100, 257)], None, 257 * 512), None, "longer than a piece");
+    }
+
+    #[test]
+    fn the_parts_of_a_value_follow_each_other() {
+        let pieces = Pieces { pieces: vec![piece(1, 2), piece(9, 1), piece(4, 1)], nodes: vec![] };
+        let ranges: Vec<_> = pieces.ranges(1_600, 512).map(|(_, range)| range).collect();
+        assert_eq!(ranges, [0..1_024, 1_024..1_536, 1_536..1_600]);
+        assert_eq!(pieces.extents().map(|extent| extent.units).sum::<u64>(), 4);
+    }
+}

@@ -1,0 +1,84 @@
+//! The write of a record, beside which the key of the record that it replaces is compared.
+
+use super::engine::{HashCore, KeyMatch};
+use super::index::RecordRef;
+use super::journal::WriteOutcome;
+use super::record::HEADER_AND_KEY_BYTES_MAX;
+use crate::EngineError;
+use octokv_base::{Buffer, Key};
+use octokv_device::{DeviceError, DeviceFuture};
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+/// The write of a record to a device.
+pub(super) struct WriteFuture(pub DeviceFuture);
+
+impl Future for WriteFuture {
+    type Output = Result<(), DeviceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
+        Pin::new(&mut self.0).poll(context).map(|written| written.result)
+    }
+}
+
+/// The write of a record, and the comparison of its predecessor's key ([`HashCore::compare_beside`]). The device owns the
+/// space until the write completes: it ends after both, also if the comparison failed.
+pub(super) struct RecordWrite<'a, W> {
+    pub core: &'a HashCore,
+    pub key: &'a Key,
+    pub write: W,
+    /// The predecessor, the bytes that are being read of it, and that read.
+    pub read: Option<(RecordRef, usize, DeviceFuture)>,
+    /// Of the comparison.
+    pub outcome: Result<WriteOutcome, EngineError>,
+}
+
+impl<W> RecordWrite<'_, W> {
+    /// The outcome of the comparison, once `bytes` bytes of the predecessor were read; `None` if that has to be longer.
+    fn compare(
+        &self,
+        record_ref: RecordRef,
+        bytes: usize,
+        read: Result<Buffer, DeviceError>,
+    ) -> Option<Result<WriteOutcome, EngineError>> {
+        let buffer = match read {
+            Ok(buffer) => buffer,
+            Err(error) => return Some(Err(error.into())),
+        };
+        Some(Ok(match self.core.match_key(&buffer, record_ref, self.key) {
+            KeyMatch::OtherKey => WriteOutcome::OtherKey,
+            // Another key with the same tag may be longer.
+            KeyMatch::Damaged if bytes < self.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX) => {
+                return None;
+            }
+            // A damaged record with the key's tag counts as the key's.
+            KeyMatch::Match(_) | KeyMatch::Damaged => WriteOutcome::Confirmed,
+        }))
+    }
+}
+
+impl<W: Future<Output = Result<(), DeviceError>> + Unpin> Future for RecordWrite<'_, W> {
+    type Output = Result<WriteOutcome, EngineError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        while let Some((record_ref, bytes, read)) = &mut this.read {
+            let (record_ref, bytes) = (*record_ref, *bytes);
+            let read = ready!(Pin::new(read).poll(context)).into_read();
+            this.read = None;
+            match this.compare(record_ref, bytes, read) {
+                Some(outcome) => this.outcome = outcome,
+                None => {
+                    let longest = this.core.prefix_bytes(record_ref, HEADER_AND_KEY_BYTES_MAX);
+                    match this.core.start_read(record_ref, longest) {
+                        Some(read) => this.read = Some((record_ref, longest, read)),
+                        None => this.outcome = Err(EngineError::NoMemory),
+                    }
+                }
+            }
+        }
+        ready!(Pin::new(&mut this.write).poll(context))?;
+        Poll::Ready(this.outcome)
+    }
+}
