@@ -91,6 +91,10 @@ pub struct PlainCapsule<'a> {
 
 impl<'a> PlainCapsule<'a> {
     const HEADER_BYTES: usize = PduType::CapsuleCommand.header_bytes();
+    /// Type, flags, header length and data offset.
+    const FIRST_BYTES: [u8; 4] =
+        [PduType::CapsuleCommand as u8, 0, Self::HEADER_BYTES as u8, Self::HEADER_BYTES as u8];
+    const FIRST_BYTES_WITHOUT_DATA: [u8; 4] = [PduType::CapsuleCommand as u8, 0, Self::HEADER_BYTES as u8, 0];
 
     /// The capsule at the head of `bytes`, if that is one, whole, with at most `data_bytes_max` bytes of data. `None` is no
     /// error: [`UncheckedCommonHeader::check`] accepts every PDU that this does, and more. REQUIRES: the receiver is a
@@ -98,13 +102,13 @@ impl<'a> PlainCapsule<'a> {
     #[inline]
     pub fn recognize(bytes: &'a [u8], data_bytes_max: u32) -> Option<PlainCapsule<'a>> {
         let (header, rest) = bytes.split_first_chunk::<{ PlainCapsule::HEADER_BYTES }>()?;
-        let [pdu_type, flags, header_bytes, data_offset, pdu_bytes @ ..] = *header.first_chunk::<8>()?;
+        let [first @ .., _, _, _, _] = *header.first_chunk::<8>()?;
+        let [_, _, _, _, pdu_bytes @ ..] = *header.first_chunk::<8>()?;
         let data_bytes = u32::from_le_bytes(pdu_bytes).checked_sub(Self::HEADER_BYTES as u32)?;
-        let is_located =
-            usize::from(data_offset) == Self::HEADER_BYTES || data_offset == 0 && data_bytes == 0;
-        let is_plain = (pdu_type, flags) == (PduType::CapsuleCommand as u8, 0)
-            && usize::from(header_bytes) == Self::HEADER_BYTES;
-        if !is_plain || !is_located || data_bytes > data_bytes_max {
+        // Type, flags, header length and data offset are compared at once.
+        let is_plain =
+            first == Self::FIRST_BYTES || first == Self::FIRST_BYTES_WITHOUT_DATA && data_bytes == 0;
+        if !is_plain || data_bytes > data_bytes_max {
             return None;
         }
         let data = rest.get(..data_bytes as usize)?;
@@ -271,7 +275,7 @@ impl DataHeader {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn wire_layout(&self, common: CommonHeader) -> DataHeaderLayout {
         DataHeaderLayout {
             common,
@@ -288,6 +292,20 @@ impl DataHeader {
     /// [`NegotiatedParams::trailer_bytes`] is not 0, its digest.
     #[inline]
     pub fn encode(&self, sender: Role, bits: u8, params: &NegotiatedParams, out: &mut Vec<u8>) {
+        match params.as_plain() {
+            Some(plain) => self.encode_with(sender, bits, &plain, out),
+            None => self.encode_negotiated(sender, bits, params, out),
+        }
+    }
+
+    /// By value: what is passed by reference is in memory, also when this is not called.
+    #[inline(never)]
+    fn encode_negotiated(self, sender: Role, bits: u8, params: &NegotiatedParams, out: &mut Vec<u8>) {
+        self.encode_with(sender, bits, params, out);
+    }
+
+    #[inline(always)]
+    fn encode_with(&self, sender: Role, bits: u8, params: &NegotiatedParams, out: &mut Vec<u8>) {
         let kind = match sender {
             Role::Host => PduType::H2cData,
             Role::Controller => PduType::C2hData,
@@ -323,6 +341,20 @@ pub fn encode_command(sqe: &Sqe, data_bytes: usize, params: &NegotiatedParams, o
 /// Appends a completion.
 #[inline]
 pub fn encode_response(cqe: &Cqe, params: &NegotiatedParams, out: &mut Vec<u8>) {
+    match params.as_plain() {
+        Some(plain) => encode_response_with(cqe, &plain, out),
+        None => encode_response_negotiated(*cqe, params, out),
+    }
+}
+
+/// By value, as [`DataHeader::encode_negotiated`].
+#[inline(never)]
+fn encode_response_negotiated(cqe: Cqe, params: &NegotiatedParams, out: &mut Vec<u8>) {
+    encode_response_with(&cqe, params, out);
+}
+
+#[inline(always)]
+fn encode_response_with(cqe: &Cqe, params: &NegotiatedParams, out: &mut Vec<u8>) {
     let kind = PduType::CapsuleResponse;
     let mut header = [0; PduType::CapsuleResponse.header_bytes()];
     header[..COMMON_HEADER_BYTES].copy_from_slice(params.common_header_without_data(kind).as_bytes());

@@ -152,6 +152,14 @@ impl NegotiatedParams {
         }
     }
 
+    /// These parameters as constants, if they are those of most hosts, with neither digests nor padding: the compiler makes a
+    /// version of the encoding in which they decide nothing.
+    #[inline(always)]
+    pub(crate) fn as_plain(&self) -> Option<NegotiatedParams> {
+        let deviation = u16::from(self.header_digest | self.data_digest) | (self.send_alignment ^ 4);
+        (deviation == 0).then_some(Self::initial())
+    }
+
     /// The alignment of an HPDA or CPDA (0's based, in units of 4 B), in bytes.
     ///
     /// # Errors
@@ -161,7 +169,7 @@ impl NegotiatedParams {
     }
 
     /// Offset of the data in a sent PDU, in bytes.
-    #[inline]
+    #[inline(always)]
     pub fn prefix_bytes(&self, kind: PduType) -> usize {
         let digest = if self.header_digest { DIGEST_BYTES } else { 0 };
         match self.send_alignment {
@@ -172,7 +180,7 @@ impl NegotiatedParams {
     }
 
     /// Length of the data digest of a PDU with `data_bytes` of data, in bytes: 0 without data or digests.
-    #[inline]
+    #[inline(always)]
     pub fn trailer_bytes(&self, data_bytes: usize) -> usize {
         if self.data_digest && data_bytes > 0 { DIGEST_BYTES } else { 0 }
     }
@@ -195,7 +203,7 @@ pub(crate) fn header_view<T: FromBytes + Immutable + KnownLayout + Unaligned>(by
     T::ref_from_prefix(bytes).expect("a header of its type's length").0
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn common_header(kind: PduType, flags: u8, data_offset: usize, pdu_bytes: usize) -> CommonHeader {
     CommonHeader {
         pdu_type: kind as u8,
@@ -207,13 +215,13 @@ pub(crate) fn common_header(kind: PduType, flags: u8, data_offset: usize, pdu_by
 }
 
 impl NegotiatedParams {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn common_header_without_data(&self, kind: PduType) -> CommonHeader {
         let (bits, digest) = if self.header_digest { (flags::HEADER_DIGEST, DIGEST_BYTES) } else { (0, 0) };
         common_header(kind, bits, 0, kind.header_bytes() + digest)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn common_header_with_data(&self, kind: PduType, bits: u8, data_bytes: usize) -> CommonHeader {
         let prefix = self.prefix_bytes(kind);
         let trailer = self.trailer_bytes(data_bytes);
@@ -223,7 +231,7 @@ impl NegotiatedParams {
     }
 
     /// Appends the header, its digest and, if data follows, the padding.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn append_header(&self, kind: PduType, header: &[u8], data_follows: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(header);
         let mut written = header.len();

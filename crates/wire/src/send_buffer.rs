@@ -5,14 +5,14 @@
 //! ([`SendBuffer::slices_with`]), then the number of bytes that the socket accepted ([`SendBuffer::advance_with`]).
 //!
 //! ```text
-//! parts:   [copied 24][referenced: a, 0..4096][copied 48][referenced: b, 0..130000][copied 24]
-//! staging: |---- sent ----|24|48|24|          (copied parts are contiguous)
+//! parts:   [copied 24, referenced a, 0..4096][copied 48, referenced b, 0..130000], tail: copied 24
+//! staging: |---- sent ----|24|48|24|          (copied bytes are contiguous)
 //!                         ^ staging_head
 //! ```
 //! A reference is a value of type `R`: the target keeps the buffer itself or the number of a loan ([`ResponseData`]), the
 //! initiator the slot that owns the value.
 //! Invariants: bytes leave in the order of their insertion; a referenced value is immutable until its part is released,
-//! after its last byte was sent; `unsent_bytes` is the sum over all parts. REQUIRES: the owner bounds the unsent bytes (a
+//! after its last byte was sent; `unsent_bytes` is the sum over all parts and the tail. REQUIRES: the owner bounds the unsent bytes (a
 //! connection accepts no command above its limit, and each slot adds at most one response or one value). Tested below.
 
 use octokv_base::{BufferReservation, DataBuffer};
@@ -51,16 +51,23 @@ impl ResponseData {
     }
 }
 
+/// Copied bytes, then those of a referenced value. One part, since headers precede every value.
 #[derive(Debug)]
-enum SendPart<R> {
-    Copied { bytes: usize },
-    Referenced { source: R, from: usize, to: usize },
+struct SendPart<R> {
+    /// Bytes of the staging area before the value; may be 0.
+    copied_bytes: usize,
+    source: R,
+    /// The unsent range of the value; never empty.
+    from: usize,
+    to: usize,
 }
 
 /// The unsent bytes of one connection. See the module documentation.
 #[derive(Debug)]
 pub struct SendBuffer<R = ResponseData> {
     parts: VecDeque<SendPart<R>>,
+    /// Copied bytes behind the last part.
+    tail_bytes: usize,
     staging: Vec<u8>,
     /// Length of the sent bytes at the start of `staging`.
     staging_head: usize,
@@ -80,6 +87,7 @@ impl<R> SendBuffer<R> {
     pub fn new(staging_retain_bytes: usize) -> SendBuffer<R> {
         SendBuffer {
             parts: VecDeque::new(),
+            tail_bytes: 0,
             staging: Vec::new(),
             staging_head: 0,
             staging_retain_bytes,
@@ -118,20 +126,30 @@ impl<R> SendBuffer<R> {
         bytes_max: usize,
     ) -> usize {
         let (mut staged, mut left) = (self.staging_head, bytes_max);
-        for part in self.parts.iter().take(SLICES_MAX) {
-            if left == 0 {
-                break;
+        // A part is at most two slices; the tail is sent with the last parts.
+        for part in self.parts.iter().take(SLICES_MAX / 2) {
+            let copied = &self.staging[staged..staged + part.copied_bytes];
+            let referenced = &resolve(&part.source)[part.from..part.to];
+            if copied.len() + referenced.len() > left {
+                // The last one of this send is cut.
+                let copied = &copied[..copied.len().min(left)];
+                let referenced = &referenced[..left - copied.len()];
+                let cut = [copied, referenced].into_iter().filter(|bytes| !bytes.is_empty());
+                into.extend(cut.map(IoSlice::new));
+                return bytes_max;
             }
-            let slice = match part {
-                SendPart::Copied { bytes } => {
-                    staged += bytes;
-                    &self.staging[staged - bytes..staged]
-                }
-                SendPart::Referenced { source, from, to } => &resolve(source)[*from..*to],
-            };
-            let slice = &slice[..slice.len().min(left)];
-            left -= slice.len();
-            into.push(IoSlice::new(slice));
+            if !copied.is_empty() {
+                into.push(IoSlice::new(copied));
+            }
+            into.push(IoSlice::new(referenced));
+            staged += copied.len();
+            left -= copied.len() + referenced.len();
+        }
+        let tail = &self.staging[staged..];
+        let tail = &tail[..tail.len().min(left)];
+        if self.parts.len() < SLICES_MAX / 2 && !tail.is_empty() {
+            into.push(IoSlice::new(tail));
+            left -= tail.len();
         }
         bytes_max - left
     }
@@ -148,34 +166,34 @@ impl<R> SendBuffer<R> {
         self.sent_bytes += count as u64;
         if self.unsent_bytes == 0 {
             for part in self.parts.drain(..) {
-                if let SendPart::Referenced { source, .. } = part {
-                    release(source);
-                }
+                release(part.source);
             }
             return self.reset_staging();
         }
-        while count > 0 {
-            let part = self.parts.front_mut().expect("the parts add up to the unsent bytes");
-            let (taken, rest) = match part {
-                SendPart::Copied { bytes } => {
-                    let taken = count.min(*bytes);
-                    *bytes -= taken;
-                    self.staging_head += taken;
-                    (taken, *bytes)
-                }
-                SendPart::Referenced { from, to, .. } => {
-                    let taken = count.min(*to - *from);
-                    *from += taken;
-                    (taken, *to - *from)
-                }
-            };
-            count -= taken;
-            if rest == 0
-                && let Some(SendPart::Referenced { source, .. }) = self.parts.pop_front()
-            {
-                release(source);
+        while let Some(part) = self.parts.front_mut() {
+            let copied = count.min(part.copied_bytes);
+            part.copied_bytes -= copied;
+            self.staging_head += copied;
+            count -= copied;
+            let referenced = count.min(part.to - part.from);
+            part.from += referenced;
+            count -= referenced;
+            if part.from < part.to {
+                return;
+            }
+            if let Some(part) = self.parts.pop_front() {
+                release(part.source);
             }
         }
+        self.tail_bytes -= count;
+        self.staging_head += count;
+    }
+
+    /// Removes all unsent bytes, which the socket accepted, and drops the references to values: cheaper than one by one.
+    #[inline]
+    pub fn advance_to_end(&mut self) {
+        self.sent_bytes += self.unsent_bytes as u64;
+        self.clear();
     }
 
     /// Appends a copy of `bytes`.
@@ -201,10 +219,7 @@ impl<R> SendBuffer<R> {
         self.reclaim_staging(bytes_max);
         let before = self.staging.len();
         write(&mut self.staging);
-        let count = self.staging.len() - before;
-        if count > 0 {
-            self.record_copied(count);
-        }
+        self.record_copied(self.staging.len() - before);
     }
 
     /// Appends the bytes `from..to` of a referenced value.
@@ -215,7 +230,21 @@ impl<R> SendBuffer<R> {
     pub fn push_reference(&mut self, source: R, from: usize, to: usize) {
         assert!(from < to, "an empty part is never released");
         self.unsent_bytes += to - from;
-        self.parts.push_back(SendPart::Referenced { source, from, to });
+        let copied_bytes = std::mem::take(&mut self.tail_bytes);
+        self.parts.push_back(SendPart { copied_bytes, source, from, to });
+    }
+
+    /// Appends the header that `write` encodes before the referenced value that was appended last. So the value is in its place first:
+    /// each step that could panic while it is not would move it once more. REQUIRES: `write` only appends.
+    ///
+    /// # Panics
+    /// If no value was appended, or anything behind it.
+    #[inline]
+    pub fn append_before_value(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        assert!(self.tail_bytes == 0, "bytes behind the value");
+        self.append(write);
+        let header_bytes = std::mem::take(&mut self.tail_bytes);
+        self.parts.back_mut().expect("a value was appended").copied_bytes += header_bytes;
     }
 
     /// Drops all unsent bytes: the connection is lost.
@@ -228,12 +257,7 @@ impl<R> SendBuffer<R> {
     #[inline]
     fn record_copied(&mut self, count: usize) {
         self.unsent_bytes += count;
-        match self.parts.back_mut() {
-            Some(SendPart::Copied { bytes }) => *bytes += count,
-            Some(SendPart::Referenced { .. }) | None => {
-                self.parts.push_back(SendPart::Copied { bytes: count })
-            }
-        }
+        self.tail_bytes += count;
     }
 
     /// Makes room for about `count` bytes.
@@ -256,7 +280,7 @@ impl<R> SendBuffer<R> {
 
     fn reset_staging(&mut self) {
         self.staging.clear();
-        self.staging_head = 0;
+        (self.staging_head, self.tail_bytes) = (0, 0);
         if self.staging.capacity() > self.staging_retain_bytes {
             self.staging.shrink_to(self.staging_retain_bytes);
         }
@@ -283,14 +307,16 @@ impl SendBuffer<ResponseData> {
     /// Ends all loans: each is replaced by a buffer with the bytes that `bytes_of` has for it.
     pub fn copy_loans<'a>(&mut self, bytes_of: impl Fn(u64) -> &'a [u8]) {
         for part in std::mem::take(&mut self.parts) {
-            self.parts.push_back(match part {
-                SendPart::Referenced { source: ResponseData::Lent(loan, reservation), from, to } => {
+            let source = match part.source {
+                ResponseData::Lent(loan, reservation) => {
                     let mut buffer = reservation.into_buffer();
-                    buffer[from..to].copy_from_slice(&bytes_of(loan)[from..to]);
-                    SendPart::Referenced { source: ResponseData::Kept(buffer.into()), from, to }
+                    let unsent = part.from..part.to;
+                    buffer[unsent.clone()].copy_from_slice(&bytes_of(loan)[unsent]);
+                    ResponseData::Kept(buffer.into())
                 }
-                part => part,
-            });
+                kept => kept,
+            };
+            self.parts.push_back(SendPart { source, ..part });
         }
     }
 
@@ -335,6 +361,13 @@ mod tests {
         assert_eq!(all(&send_buffer), want[3002..]);
         send_buffer.advance(2008);
         assert!(send_buffer.is_empty() && all(&send_buffer).is_empty());
+        send_buffer.push_copy(b"next");
+        send_buffer.push_buffer(Buffer::zeroed(2000).into(), 0, 2000);
+        send_buffer.append_before_value(|staging| staging.extend(b"head"));
+        send_buffer.append(|staging| staging.extend(b"tail"));
+        assert_eq!(all(&send_buffer), [b"nexthead".as_slice(), &[0; 2000], b"tail"].concat());
+        send_buffer.advance_to_end();
+        assert!(send_buffer.is_empty() && send_buffer.sent_bytes() == 7022);
     }
 
     #[test]
