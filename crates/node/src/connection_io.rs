@@ -308,6 +308,11 @@ impl ConnectionIo {
         *slices = reuse_allocation(gathered);
         let (bytes, is_partial) = match sent {
             SendStatus::WouldBlock => (None, true),
+            SendStatus::Bytes(count) if count == send_buffer.unsent_bytes() => {
+                send_buffer.advance_to_end();
+                loans.end_all();
+                (Some(count), false)
+            }
             SendStatus::Bytes(count) => {
                 send_buffer.advance_with(count, |data| loans.release(data));
                 (Some(count), count < gathered_bytes)

@@ -94,42 +94,68 @@ impl PduWriter {
             self.write_short_data_and_success(command_id, sent, dw0);
             return Received::Taken;
         }
-        let mut received = Received::Taken;
-        let source = match data {
-            DataRef::Shared(buffer) => ResponseData::Kept(DataBuffer::Shared(buffer.clone())),
+        match data {
+            DataRef::Shared(buffer) => {
+                let kept = DataBuffer::Shared(buffer.clone());
+                self.write_kept_data_and_success(command_id, kept, bytes, dw0);
+                Received::Taken
+            }
             DataRef::Borrowed(_) => {
                 let Some(reservation) = pool.reserve(bytes) else { return Received::Refused };
-                if self.send_buffer.unsent_bytes() + bytes <= LENT_BYTES_MAX {
-                    received = Received::Lent(bytes);
-                    self.loans += 1;
-                    ResponseData::Lent(self.loans - 1, reservation)
-                } else {
+                if self.send_buffer.unsent_bytes() + bytes > LENT_BYTES_MAX {
                     let mut buffer = reservation.into_buffer();
                     buffer.copy_from_slice(sent);
-                    ResponseData::Kept(DataBuffer::Owned(buffer))
+                    self.write_kept_data_and_success(command_id, buffer.into(), bytes, dw0);
+                    return Received::Taken;
                 }
+                let loan = self.loans;
+                self.loans += 1;
+                self.write_long_data_and_success(
+                    command_id,
+                    ResponseData::Lent(loan, reservation),
+                    bytes,
+                    dw0,
+                );
+                Received::Lent(bytes)
             }
-        };
-        self.write_data_header(command_id, bytes);
-        self.send_buffer.push_reference(source, 0, bytes);
-        self.write_completion(command_id, Status::SUCCESS, dw0, 0);
-        received
+        }
+    }
+
+    /// Apart from data that is lent, which is moved less if only that is inlined.
+    #[inline(never)]
+    fn write_kept_data_and_success(&mut self, command_id: u16, buffer: DataBuffer, bytes: usize, dw0: u32) {
+        self.write_long_data_and_success(command_id, ResponseData::Kept(buffer), bytes, dw0);
+    }
+
+    /// Appends the first `bytes` bytes of data by reference, and a successful completion.
+    #[inline(always)]
+    fn write_long_data_and_success(&mut self, command_id: u16, data: ResponseData, bytes: usize, dw0: u32) {
+        self.send_buffer.push_reference(data, 0, bytes);
+        let (header, cqe) = self.data_and_success(command_id, bytes, dw0);
+        let PduWriter { send_buffer, params, .. } = self;
+        send_buffer.append_before_value(|out| header.encode(Role::Controller, flags::LAST, params, out));
+        send_buffer.append(|out| encode_response(&cqe, params, out));
     }
 
     /// Appends a copy of data, at most [`COPY_BYTES_MAX`] bytes, and a successful completion. REQUIRES: no data digest was negotiated.
     #[inline]
     pub fn write_short_data_and_success(&mut self, command_id: u16, sent: &[u8], dw0: u32) {
-        let header = DataHeader { command_id, tag: 0, offset: 0, bytes: sent.len() as u32 };
-        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
+        let (header, cqe) = self.data_and_success(command_id, sent.len(), dw0);
         let PduWriter { send_buffer, params, .. } = self;
         send_buffer.append_up_to(sent.len() + HEADERS_BYTES_MAX, |out| {
-            out.reserve(sent.len() + HEADERS_BYTES_MAX);
             if !sent.is_empty() {
                 header.encode(Role::Controller, flags::LAST, params, out);
                 out.extend_from_slice(sent);
             }
             encode_response(&cqe, params, out);
         });
+    }
+
+    /// The headers of `bytes` bytes of data and a successful completion.
+    #[inline(always)]
+    fn data_and_success(&mut self, command_id: u16, bytes: usize, dw0: u32) -> (DataHeader, Cqe) {
+        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
+        (data_header(command_id, bytes), cqe)
     }
 
     /// Appends bytes `from..to` of `buffer` as data for the host; keeps the buffer until they are sent.
@@ -155,7 +181,7 @@ impl PduWriter {
 
     #[inline]
     fn write_data_header(&mut self, command_id: u16, bytes: usize) {
-        let data = DataHeader { command_id, tag: 0, offset: 0, bytes: bytes as u32 };
+        let data = data_header(command_id, bytes);
         self.send_buffer.append(|out| data.encode(Role::Controller, flags::LAST, &self.params, out));
     }
 
@@ -164,4 +190,10 @@ impl PduWriter {
             self.send_buffer.push_copy(&crc32c(data).to_le_bytes());
         }
     }
+}
+
+/// The header of a command's data, which is in one PDU.
+#[inline(always)]
+fn data_header(command_id: u16, bytes: usize) -> DataHeader {
+    DataHeader { command_id, tag: 0, offset: 0, bytes: bytes as u32 }
 }
