@@ -39,6 +39,10 @@ impl ShortKey {
     /// The first `len` of these bytes. `None` if that is more than 16.
     #[inline]
     pub fn from_padded(padded: [u8; INLINE_BYTES], len: u8) -> Option<ShortKey> {
+        if usize::from(len) == INLINE_BYTES {
+            // Most keys of such commands are as long as they can be.
+            return Some(ShortKey { len, bytes: padded });
+        }
         if usize::from(len) > INLINE_BYTES {
             return None;
         }

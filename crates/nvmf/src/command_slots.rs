@@ -169,7 +169,7 @@ impl CommandSlots {
     ///
     /// # Panics
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn take_in_flight(&mut self, command_id: u16, namespace: NamespaceId, in_flight: InFlight) -> u16 {
         let slot = self.take_free(command_id, namespace);
         self.slots[usize::from(slot)].state = SlotState::InFlight(in_flight);

@@ -33,6 +33,8 @@ pub(super) struct GroupAccounting<'a> {
     pub tenant: TenantId,
     /// When the iteration began.
     pub now: Nanos,
+    /// Time in which the current group was parsed.
+    pub parse_time: Cell<Nanos>,
     /// Time of the groups so far, for the budget of the connection.
     pub time: &'a Cell<Nanos>,
     /// Commands of the groups so far, and bytes of their data.
@@ -40,9 +42,10 @@ pub(super) struct GroupAccounting<'a> {
 }
 
 impl GroupAccounting<'_> {
-    /// Ends the stage in which a group was parsed.
+    /// Ends the stage in which a group was parsed. [`GroupAccounting::end_group`] charges its time.
     pub fn begin_group(&self) {
-        self.end_stage(Stage::Target);
+        let parse_time = self.accounting.end_stage(Stage::Target, true);
+        self.parse_time.set(parse_time);
     }
 
     /// Ends the stage in which `commands` commands of a group, with `bytes` bytes of data, were executed and answered.
@@ -58,11 +61,7 @@ impl GroupAccounting<'_> {
             let ended = self.now + self.accounting.iteration_elapsed();
             metrics.completion_batch(self.tenant, ended).add_many(timing, count);
         }
-        self.end_stage(Stage::Kv);
-    }
-
-    fn end_stage(&self, stage: Stage) {
-        let time = self.accounting.end_stage(stage, true);
+        let time = self.parse_time.take() + self.accounting.end_stage(Stage::Kv, true);
         self.accounting.charge(self.tenant, time);
         self.time.set(self.time.get() + time);
     }

@@ -103,19 +103,24 @@ impl<S: Sockets, E: Engine, F: Future<Output = Infallible>> Reactor<S, E, F> {
             let mut connection_time = Nanos::ZERO;
             let tenant = io.resolve_tenant(accounting.monitor.tenants());
             let (group_time, executed) = (Cell::new(Nanos::ZERO), Cell::new((0, 0)));
-            let group_accounting =
-                GroupAccounting { accounting, tenant, now, time: &group_time, executed: &executed };
+            let group_accounting = GroupAccounting {
+                accounting,
+                tenant,
+                now,
+                parse_time: Cell::default(),
+                time: &group_time,
+                executed: &executed,
+            };
             let is_direct = requests.scheduler.may_execute_directly(tenant, now);
             let loans = std::mem::take(&mut io.loans);
             let mut direct = DirectExecutor::new(namespaces, group_accounting, is_direct, loans);
             let execute = |connection: &mut Connection, parsed: &mut Vec<IoRequest>| {
                 let ingress_time = accounting.end_ingress(parsed.len(), true);
-                accounting.charge(tenant, ingress_time);
                 requests.admit((index, tenant), parsed, links, accounting, now);
                 let started = requests.start_waiting();
-                let execute_time = accounting.end_stage(Stage::Kv, started);
-                accounting.charge(tenant, execute_time);
-                connection_time = connection_time + group_time.take() + ingress_time + execute_time;
+                let slice_time = ingress_time + accounting.end_stage(Stage::Kv, started);
+                accounting.charge(tenant, slice_time);
+                connection_time = connection_time + group_time.take() + slice_time;
                 // A completed request reserves response space by its actual length, no longer by its maximum.
                 let is_own = |completion: &mut RequestCompletion| {
                     completion.home_core == core
