@@ -3,10 +3,9 @@
 //! A write to memory ends at once, so on one thread no other core can be seen between its begin and its end. With this
 //! device one can: the writer has its space, and the bytes are still those of before. What is done in place is not late.
 
-use crate::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk, ReadInPlace};
+use crate::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk, ReadGuard};
 use octokv_base::{Buffer, Lba};
 use octokv_runtime::yield_now;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -37,13 +36,8 @@ impl Device for LateMemory {
             memory.write(at, buffer).await
         })
     }
-    fn read_in_place(
-        &self,
-        at: Lba,
-        bytes: usize,
-        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
-        self.0.read_in_place(at, bytes, read)
+    fn read_in_place(&self, at: Lba, bytes: usize) -> Option<ReadGuard<'_>> {
+        self.0.read_in_place(at, bytes)
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
         self.0.write_in_place(at, bytes, write)
@@ -67,14 +61,7 @@ mod tests {
     fn a_write_happens_at_its_second_poll() {
         let memory = RamDisk::new(1 << 20, 512).unwrap();
         let (late, other) = (LateMemory::new(Arc::clone(&memory)), MemoryDevice::new(memory));
-        let mut first_byte = None;
-        let mut read = || {
-            other.read_in_place(Lba(3), 512, &mut |bytes| {
-                first_byte = Some(bytes[0]);
-                None
-            });
-            first_byte
-        };
+        let read = || other.read_in_place(Lba(3), 512).map(|bytes| bytes[0]);
         let mut buffer = Buffer::zeroed(512);
         buffer[0] = 7;
         let mut write = late.write(Lba(3), buffer);

@@ -22,12 +22,11 @@ pub use file::FileDevice;
 pub use memory::{MemoryDevice, RamDisk};
 pub use ssd_model::SimulatedSsd;
 
-pub use octokv_runtime::HeldBytes;
+pub use octokv_runtime::{HeldBytes, ReadGuard};
 
 use octokv_base::{Buffer, Lba};
 use octokv_runtime::device_queue::{CompletionFuture, IoCompletion};
 use std::future::Future;
-use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -99,17 +98,6 @@ impl IoResult {
     }
 }
 
-/// What became of a read in place.
-#[derive(Debug)]
-pub enum ReadInPlace {
-    /// Nothing was called: the bytes are not in memory, not in one piece, or a writer has them or waits for them.
-    Unavailable,
-    /// The bytes were read.
-    Done,
-    /// They were read, and these are held. A write of them waits, so they are held for a short time only.
-    Held(HeldBytes),
-}
-
 /// One core's view of an array of logical blocks.
 ///
 /// An operation starts when its method is called, not when its future is first polled. Operations in flight together
@@ -132,18 +120,15 @@ pub trait Device {
     fn prefetch_write(&self, _at: Lba, _blocks: u64) {}
     /// Prefetches for a read of the blocks. A hint, which most devices ignore.
     fn prefetch_read(&self, _at: Lba, _blocks: u64) {}
-    /// Calls `read` with the `bytes` bytes from `at` on, which nothing writes meanwhile. It may ask to hold a range of them for longer.
-    /// REQUIRES: `bytes` is whole blocks; `read` uses no device.
-    fn read_in_place(
-        &self,
-        _at: Lba,
-        _bytes: usize,
-        _read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
-        ReadInPlace::Unavailable
+    /// The `bytes` bytes from `at` on, which nothing writes while the guard lives. `None` if they are not in memory, not in one piece,
+    /// or a writer has them or waits for them. A write of them waits, so guard and held bytes live for a short time only.
+    /// REQUIRES: `bytes` is whole blocks; the caller uses no device while the guard lives.
+    fn read_in_place(&self, _at: Lba, _bytes: usize) -> Option<ReadGuard<'_>> {
+        None
     }
     /// Calls `write` with the `bytes` bytes from `at` on, which nothing else reads or writes meanwhile. False without a call unless
-    /// they are in memory, in one piece, and nothing reads, writes or holds them. REQUIRES: as for [`Device::read_in_place`].
+    /// they are in memory, in one piece, and nothing reads, writes or holds them. REQUIRES: `bytes` is whole blocks; `write` uses no
+    /// device.
     fn write_in_place(&self, _at: Lba, _bytes: usize, _write: &mut dyn FnMut(&mut [u8])) -> bool {
         false
     }

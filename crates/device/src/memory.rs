@@ -5,7 +5,7 @@
 //! only for the same page.
 //! Invariants: all memory is touched at creation, so that no write page-faults; a read or write is atomic as a whole.
 
-use crate::{Device, DeviceFuture, Geometry, IoResult, ReadInPlace};
+use crate::{Device, DeviceFuture, Geometry, IoResult, ReadGuard};
 use octokv_base::{Buffer, Lba};
 use octokv_runtime::{HugePageBuffer, LatchedMemory, MemoryView, yield_now};
 use std::io;
@@ -60,19 +60,18 @@ impl MemoryDevice {
     /// The bytes of blocks; `None` unless they exist.
     #[inline]
     fn range(&self, at: Lba, bytes: usize) -> Option<Range<usize>> {
-        if !self.geometry.is_valid_range(at, bytes) {
-            return None;
-        }
-        let start = (at.0 << self.geometry.block_bytes.trailing_zeros()) as usize;
-        Some(start..start + bytes)
+        // As `Geometry::is_valid_range`, in bytes: the memory compares them with its size, too.
+        let block_bytes = self.geometry.block_bytes as usize;
+        let start = (at.0 as usize).checked_mul(block_bytes)?;
+        let end = start.checked_add(bytes)?;
+        (bytes & (block_bytes - 1) == 0 && end <= self.memory.bytes()).then_some(start..end)
     }
 
-    /// The front of blocks that a prefetch loads.
+    /// Offset and length of the front of blocks that a prefetch loads. Not checked: a prefetch may have any address.
     #[inline]
-    fn prefetched_range(&self, at: Lba, blocks: u64, bytes_max: usize) -> Option<Range<usize>> {
-        let block_bytes = self.geometry.block_bytes as usize;
-        let range = self.range(at, blocks as usize * block_bytes)?;
-        Some(range.start..range.end.min(range.start + bytes_max))
+    fn prefetched_bytes(&self, at: Lba, blocks: u64, bytes_max: usize) -> (usize, usize) {
+        let block_log2 = self.geometry.block_bytes.trailing_zeros();
+        ((at.0 << block_log2) as usize, ((blocks << block_log2) as usize).min(bytes_max))
     }
 }
 
@@ -146,32 +145,20 @@ impl Device for MemoryDevice {
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
     #[inline]
-    fn read_in_place(
-        &self,
-        at: Lba,
-        bytes: usize,
-        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
-        let guard = self.range(at, bytes).and_then(|range| self.memory.try_read(range));
-        let Some(guard) = guard else { return ReadInPlace::Unavailable };
-        match read(&guard) {
-            Some(held) => ReadInPlace::Held(guard.hold(&self.memory, held)),
-            None => ReadInPlace::Done,
-        }
+    fn read_in_place(&self, at: Lba, bytes: usize) -> Option<ReadGuard<'_>> {
+        self.memory.try_read(self.range(at, bytes)?)
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
         let guard = self.range(at, bytes).and_then(|range| self.memory.try_write(range));
         guard.map(|mut bytes| write(&mut bytes)).is_some()
     }
     fn prefetch_write(&self, at: Lba, blocks: u64) {
-        if let Some(range) = self.prefetched_range(at, blocks, WRITE_PREFETCH_BYTES_MAX) {
-            self.memory.prefetch_write(range);
-        }
+        let (offset, len) = self.prefetched_bytes(at, blocks, WRITE_PREFETCH_BYTES_MAX);
+        self.memory.prefetch_write(offset, len);
     }
     fn prefetch_read(&self, at: Lba, blocks: u64) {
-        if let Some(range) = self.prefetched_range(at, blocks, READ_PREFETCH_BYTES_MAX) {
-            self.memory.prefetch_read(range);
-        }
+        let (offset, len) = self.prefetched_bytes(at, blocks, READ_PREFETCH_BYTES_MAX);
+        self.memory.prefetch_read(offset, len);
     }
     fn flush(&self) -> DeviceFuture {
         DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
@@ -193,10 +180,7 @@ mod tests {
     }
 
     fn hold(device: &MemoryDevice, at: Lba, held: Range<usize>) -> octokv_runtime::HeldBytes {
-        match device.read_in_place(at, 512, &mut |_| Some(held.clone())) {
-            ReadInPlace::Held(held) => held,
-            other => panic!("{other:?}"),
-        }
+        device.read_in_place(at, 512).expect("nothing writes the block").hold(held)
     }
 
     #[test]
@@ -216,16 +200,12 @@ mod tests {
         assert!(device.write_in_place(Lba(8), 1024, &mut |bytes| bytes.fill(7)));
         let read = block_on(device.read(Lba(7), Buffer::zeroed(2048)), || ()).into_read().unwrap();
         assert!(read[..512].iter().chain(&read[1536..]).all(|&byte| byte == 0));
-        let mut found = Vec::new();
-        let outcome = device.read_in_place(Lba(8), 1024, &mut |bytes| {
-            found.extend_from_slice(bytes);
-            None
-        });
-        assert!(matches!(outcome, ReadInPlace::Done));
+        let found = device.read_in_place(Lba(8), 1024).unwrap().to_vec();
         assert_eq!((&read[512..1536], &found[..]), (&[7; 1024][..], &[7; 1024][..]));
         for (at, bytes) in [(8191, 1024), (8, 100), (u64::MAX, 512)] {
-            let outcome = device.read_in_place(Lba(at), bytes, &mut |_| panic!("{at}"));
-            assert!(matches!(outcome, ReadInPlace::Unavailable), "{bytes} from {at}");
+            assert!(device.read_in_place(Lba(at), bytes).is_none(), "{bytes} from {at}");
+            device.prefetch_read(Lba(at), bytes as u64);
+            device.prefetch_write(Lba(at), bytes as u64);
             assert!(!device.write_in_place(Lba(at), bytes, &mut |_| panic!("{at}")), "{bytes} from {at}");
         }
     }
@@ -256,8 +236,7 @@ mod tests {
         let held = hold(&device, Lba(0), 0..1);
         let mut write = device.write(Lba(0), Buffer::zeroed(512));
         assert!(poll(&mut write).is_pending() && poll(&mut write).is_pending());
-        let refused = device.read_in_place(Lba(0), 512, &mut |_| panic!("a writer waits"));
-        assert!(matches!(refused, ReadInPlace::Unavailable));
+        assert!(device.read_in_place(Lba(0), 512).is_none(), "a writer waits");
         drop(write);
         drop(hold(&device, Lba(0), 0..1));
         drop(held);

@@ -27,6 +27,9 @@ pub enum FoundNow {
 pub struct KeyLookup {
     /// The hash of the key.
     pub(crate) hash: u128,
+    /// The partition of the index and the tag in it, in an engine that has both: each stage needs them.
+    pub(crate) partition: u32,
+    pub(crate) tag: u64,
     /// What the index has.
     pub(crate) found: FoundEntry,
 }

@@ -299,7 +299,7 @@ impl Engine for AnyEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+        receive: impl FnMut(DataRef<'_>) -> Received,
     ) -> Option<FoundNow> {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),

@@ -214,7 +214,7 @@ pub trait Engine {
         &self,
         _key: &[u8],
         _lookup: &KeyLookup,
-        _receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+        _receive: impl FnMut(DataRef<'_>) -> Received,
     ) -> Option<FoundNow> {
         None
     }

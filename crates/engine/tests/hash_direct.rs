@@ -272,7 +272,7 @@ fn a_key_that_is_being_written_or_damaged_or_has_a_colliding_tag_is_left_to_the_
     assert_eq!(engine.statistics().used_bytes, used_bytes);
     assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::Deleted));
     assert_eq!(engine.delete_now(key.as_bytes(), &lookup(&key)), Some(DeleteOutcome::NotFound));
-    let found = engine.get_now(key.as_bytes(), &lookup(&key), &mut |_| panic!("deleted"));
+    let found = engine.get_now(key.as_bytes(), &lookup(&key), |_| panic!("deleted"));
     assert!(matches!(found, Some(FoundNow::Missing)), "{found:?}");
 }
 
@@ -376,7 +376,7 @@ fn a_value_whose_end_was_given_to_another_record_is_not_returned() {
     assert!(unwritten.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(put(&second, &[4; 300]), Some(PutOutcome::Stored));
     let mut found = Vec::new();
-    let is_found = engine.get_now(key.as_bytes(), &lookup, &mut |value| {
+    let is_found = engine.get_now(key.as_bytes(), &lookup, |value| {
         found = value.as_bytes().to_vec();
         Received::Taken
     });

@@ -11,8 +11,8 @@ use crate::buffer_wait::wait_for_buffer;
 use crate::bug_injection::{self, InjectedBug};
 use crate::range_locks::{RangeGuard, RangeLocks};
 use octokv_base::{Buffer, BufferPool, DataRef, Lba, Received};
-use octokv_device::{Device, DeviceError, ReadInPlace};
-use octokv_nvmf::{LbaRange, ReceiveData, RequestOperation, RequestOutcome};
+use octokv_device::{Device, DeviceError, HeldBytes};
+use octokv_nvmf::{LbaRange, RequestOperation, RequestOutcome};
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -61,6 +61,9 @@ pub struct BlockBackend {
     pub handle: ReactorHandle,
     /// The device's name in messages.
     pub device_name: Rc<str>,
+    /// Binary logarithm of the size of a device block, and whether the device is memory: known here, since each read needs them.
+    block_log2: u32,
+    is_in_memory: bool,
 }
 
 /// A byte range of the namespace and the device blocks that hold it.
@@ -91,7 +94,8 @@ impl ByteSpan {
     }
     /// Size of all its device blocks, in bytes.
     fn aligned_bytes(self) -> usize {
-        ((self.end_block() - self.first_block()) << self.block_log2) as usize
+        let bytes = (self.first_byte & self.block_mask()) + self.bytes + self.block_mask();
+        (bytes & !self.block_mask()) as usize
     }
     fn is_aligned(self) -> bool {
         (self.first_byte | self.bytes) & self.block_mask() == 0
@@ -108,6 +112,25 @@ impl ByteSpan {
 }
 
 impl BlockBackend {
+    /// A backend of `volume` on this core's view of its device; messages name the device `device_name`.
+    pub fn new(
+        volume: Arc<BlockVolume>,
+        device: Rc<dyn Device>,
+        pool: BufferPool,
+        handle: ReactorHandle,
+        device_name: Rc<str>,
+    ) -> BlockBackend {
+        let geometry = device.geometry();
+        let (block_log2, is_in_memory) = (geometry.block_bytes.trailing_zeros(), geometry.volatile);
+        BlockBackend { volume, device, pool, handle, device_name, block_log2, is_in_memory }
+    }
+
+    /// Whether reads can be executed in the device's memory ([`BlockBackend::read_in_place`]).
+    #[inline]
+    pub fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+
     /// Executes one operation.
     pub async fn execute(&self, operation: RequestOperation) -> RequestOutcome {
         let result = match operation {
@@ -134,8 +157,8 @@ impl BlockBackend {
     }
 
     fn span(&self, lba: Lba, bytes: u64) -> ByteSpan {
-        let block_log2 = self.device.geometry().block_bytes.trailing_zeros();
-        ByteSpan { first_byte: lba.0 * u64::from(self.volume.block_bytes), bytes, block_log2 }
+        let first_byte = lba.0 * u64::from(self.volume.block_bytes);
+        ByteSpan { first_byte, bytes, block_log2: self.block_log2 }
     }
 
     fn span_of(&self, range: LbaRange) -> ByteSpan {
@@ -155,28 +178,30 @@ impl BlockBackend {
 
     /// Prefetches the first of the blocks that [`BlockBackend::read_in_place`] will probably read; the processor prefetches the others
     /// when they are sent. False if they are not in memory.
+    #[inline]
     pub fn prefetch_in_place(&self, range: LbaRange) -> bool {
-        let span = self.span_of(range);
-        let is_in_memory = self.device.geometry().volatile;
-        if is_in_memory {
-            self.device.prefetch_read(Lba(span.first_block()), 1);
+        if self.is_in_memory {
+            self.device.prefetch_read(Lba(self.span_of(range).first_block()), 1);
         }
-        is_in_memory
+        self.is_in_memory
     }
 
-    /// Calls `receive` with blocks in the device's memory.
-    pub fn read_in_place(&self, range: LbaRange, receive: &mut ReceiveData<'_>) -> ReadInPlace {
+    /// Calls `receive` with blocks in the device's memory, and gives what it asked for. `None` if they are not in memory now, or
+    /// `receive` refused.
+    #[inline]
+    pub fn read_in_place(
+        &self,
+        range: LbaRange,
+        mut receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<Option<HeldBytes>> {
         let span = self.span_of(range);
         let (start, bytes) = (span.offset_in_block(), span.bytes as usize);
-        let mut received = Received::Refused;
-        let read = self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes(), &mut |blocks| {
-            received = receive(DataRef::Borrowed(&blocks[start..start + bytes]));
-            match received {
-                Received::Lent(bytes) => Some(start..start + bytes),
-                Received::Taken | Received::Refused => None,
-            }
-        });
-        if received == Received::Refused { ReadInPlace::Unavailable } else { read }
+        let blocks = self.device.read_in_place(Lba(span.first_block()), span.aligned_bytes())?;
+        match receive(DataRef::Borrowed(&blocks[start..start + bytes])) {
+            Received::Refused => None,
+            Received::Taken => Some(None),
+            Received::Lent(bytes) => Some(Some(blocks.hold(start..start + bytes))),
+        }
     }
 
     /// Reads the device blocks that hold a span.

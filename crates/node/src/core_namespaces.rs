@@ -144,7 +144,7 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             }
             NamespaceVolume::Block(volume) => {
                 let volume = Arc::clone(volume);
-                NamespaceBackend::Block(BlockBackend { volume, device, pool, handle, device_name })
+                NamespaceBackend::Block(BlockBackend::new(volume, device, pool, handle, device_name))
             }
         })
     }

@@ -31,7 +31,7 @@ fn handle() -> ReactorHandle {
 fn blocks(device: Rc<dyn Device>, block_bytes: u32) -> Rc<BlockBackend> {
     let volume = BlockVolume::new(block_bytes, device.geometry().bytes());
     let (pool, name) = (BufferPool::new(8 << 20), Rc::from("disk"));
-    Rc::new(BlockBackend { volume, device, pool, handle: handle(), device_name: name })
+    Rc::new(BlockBackend::new(volume, device, pool, handle(), name))
 }
 
 fn data(bytes: usize, seed: u64) -> Buffer {

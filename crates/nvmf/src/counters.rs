@@ -95,7 +95,7 @@ impl CounterSet {
     }
 
     /// Counts an operation of a command that was accepted.
-    #[inline]
+    #[inline(always)] // Most callers know the operation: one addition.
     pub(crate) fn count_operation(&mut self, operation: CountedOperation) {
         match operation {
             CountedOperation::Store { value_bytes } => {

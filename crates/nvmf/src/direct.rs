@@ -32,16 +32,15 @@ pub enum DirectOperation<'a> {
     Exist,
 }
 
-/// Receives the data of a read, while nothing changes it. What it asks for ([`Received::Lent`]) is the next loan of the connection,
-/// whose bytes the backend holds until they are sent.
-pub type ReceiveData<'a> = dyn FnMut(DataRef<'_>) -> Received + 'a;
-
 /// Executes commands at once. Keys have 1 to [`KEY_BYTES_MAX`](octokv_base::KEY_BYTES_MAX) bytes.
+///
+/// A read calls `receive` at most once with the data, which nothing changes meanwhile. What it asks for ([`Received::Lent`]) is the
+/// next loan of the connection, whose bytes the backend holds until they are sent.
 ///
 /// `None` from any operation means that nothing has changed and the command takes the long way.
 pub trait DirectBackend {
     /// The lookup of one key.
-    type Lookup: Copy;
+    type Lookup;
 
     /// Whether commands may be executed at once now: nothing has to schedule them.
     fn is_open(&self) -> bool;
@@ -49,14 +48,19 @@ pub trait DirectBackend {
     fn select(&mut self, namespace: NamespaceId) -> bool;
     /// Begins the lookup of a key; `None` if commands on keys of this namespace take the long way.
     fn begin_lookup(&mut self, key: &[u8]) -> Option<Self::Lookup>;
-    /// Advances a lookup.
-    fn advance_lookup(&mut self, lookup: &mut Self::Lookup, stage: DirectStage);
+    /// Advances the lookups of a group.
+    fn advance_lookups(&mut self, lookups: &mut [Self::Lookup], stage: DirectStage);
     /// Prefetches blocks. False if reads of this namespace take the long way.
     fn prefetch_blocks(&mut self, range: LbaRange) -> bool;
     /// The operations that follow, up to `end_execution`, are those of one group.
     fn begin_execution(&mut self);
     /// Calls `receive` with a key's value. False if the key does not exist.
-    fn retrieve(&mut self, key: &[u8], lookup: &Self::Lookup, receive: &mut ReceiveData<'_>) -> Option<bool>;
+    fn retrieve(
+        &mut self,
+        key: &[u8],
+        lookup: &Self::Lookup,
+        receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<bool>;
     /// Executes an operation on a key.
     fn execute(
         &mut self,
@@ -65,7 +69,7 @@ pub trait DirectBackend {
         operation: DirectOperation<'_>,
     ) -> Option<RequestOutcome>;
     /// Calls `receive` with blocks, which exist.
-    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()>;
+    fn read_blocks(&mut self, range: LbaRange, receive: impl FnMut(DataRef<'_>) -> Received) -> Option<()>;
     /// `commands` commands of the group were completed, with `bytes` bytes of data to or from the host.
     fn end_execution(&mut self, commands: usize, bytes: u64);
 }
@@ -86,18 +90,18 @@ impl DirectBackend for LongWay {
     fn begin_lookup(&mut self, _: &[u8]) -> Option<()> {
         None
     }
-    fn advance_lookup(&mut self, (): &mut (), _: DirectStage) {}
+    fn advance_lookups(&mut self, _: &mut [()], _: DirectStage) {}
     fn prefetch_blocks(&mut self, _: LbaRange) -> bool {
         false
     }
     fn begin_execution(&mut self) {}
-    fn retrieve(&mut self, _: &[u8], (): &(), _: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(&mut self, _: &[u8], (): &(), _: impl FnMut(DataRef<'_>) -> Received) -> Option<bool> {
         None
     }
     fn execute(&mut self, _: &[u8], (): &(), _: DirectOperation<'_>) -> Option<RequestOutcome> {
         None
     }
-    fn read_blocks(&mut self, _: LbaRange, _: &mut ReceiveData<'_>) -> Option<()> {
+    fn read_blocks(&mut self, _: LbaRange, _: impl FnMut(DataRef<'_>) -> Received) -> Option<()> {
         None
     }
     fn end_execution(&mut self, _: usize, _: u64) {}

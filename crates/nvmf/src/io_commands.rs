@@ -19,11 +19,14 @@ use octokv_wire::{Sqe, Status};
 /// # Errors
 /// The status with which the command fails if its SQE is invalid.
 #[inline]
-pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
-    match context.namespace.kind {
-        NamespaceKind::KeyValue { .. } => kv_commands::check(sqe, context),
-        NamespaceKind::Block { block_bytes } => nvm_commands::check(sqe, context, block_bytes),
-    }
+pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CheckedCommand, Status> {
+    let sgl = sqe.sgl.check()?;
+    let command = match context.namespace.kind {
+        NamespaceKind::KeyValue { .. } => kv_commands::check(sqe, sgl, context)?,
+        NamespaceKind::Block { .. } => nvm_commands::check(sqe, sgl, context)?,
+    };
+    let (namespace, namespace_serial) = (context.namespace.id, context.namespace_serial);
+    Ok(CheckedCommand { command, namespace, namespace_serial, sgl })
 }
 
 /// The next step of a checked command on the long way.

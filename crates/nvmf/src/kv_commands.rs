@@ -16,18 +16,20 @@ use crate::namespace_info::NamespaceInfo;
 use octokv_base::{Buffer, Key, NamespaceId, RecordLayout};
 use octokv_wire::kv::{self, KvCommand};
 use octokv_wire::vendor::VendorCommand;
-use octokv_wire::{Sqe, Status};
+use octokv_wire::{SglKind, Sqe, Status};
 
 /// Checks a command on a Key Value namespace.
 ///
 /// # Errors
 /// The status with which the command fails if its SQE is invalid or exceeds the namespace's limits.
 #[inline]
-pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
-    let (namespace, sgl_bytes) = (context.namespace, context.sgl.bytes());
+pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
+    let (namespace, sgl_bytes) = (context.namespace, sgl.bytes());
+    // A list is at most as long as a value.
+    let listing_bytes_max = context.target.config().value_bytes_max;
     let limits = namespace.key_value_limits();
     if sqe.opcode & 0x80 != 0 {
-        let command = check_vendor(sqe, namespace, context.listing_bytes_max)?;
+        let command = check_vendor(sqe, namespace, listing_bytes_max)?;
         return Ok(IoCommand::Vendor(command, limits.record_layout));
     }
     let mut command = KvCommand::check(sqe)?;
@@ -35,7 +37,7 @@ pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<IoCommand
         KvCommand::Retrieve { limit_bytes, .. } => *limit_bytes = (*limit_bytes).min(sgl_bytes),
         KvCommand::Store { value_bytes, .. } => check_value_bytes(*value_bytes, namespace)?,
         KvCommand::List { limit_bytes, .. } => {
-            *limit_bytes = list_limit((*limit_bytes).min(sgl_bytes), context.listing_bytes_max)?;
+            *limit_bytes = list_limit((*limit_bytes).min(sgl_bytes), listing_bytes_max)?;
         }
         KvCommand::Flush | KvCommand::Delete { .. } | KvCommand::Exist { .. } => {}
     }

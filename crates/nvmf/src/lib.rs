@@ -55,7 +55,7 @@ pub use config::SubsystemConfig;
 pub use connection::{CloseReason, Connection, ReceiveResult, StallReason};
 pub use controller::{ControllerState, ControllerType};
 pub use counters::{CounterSet, SharedCounters};
-pub use direct::{DirectBackend, DirectOperation, DirectStage, LongWay, ReceiveData};
+pub use direct::{DirectBackend, DirectOperation, DirectStage, LongWay};
 pub use health::HealthStatus;
 pub use host_acl::HostAcl;
 pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};

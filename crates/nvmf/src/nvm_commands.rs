@@ -11,6 +11,7 @@ use crate::command_plan::{
     PayloadLayout, PendingCommand, PendingNvmCommand,
 };
 use crate::io_request::{LbaRange, RequestOperation, RequestOutcome};
+use crate::namespace_info::NamespaceKind;
 use octokv_base::Buffer;
 use octokv_wire::nvm::{self, NvmCommand, RANGE_BYTES};
 use octokv_wire::{SglKind, Sqe, Status};
@@ -28,25 +29,28 @@ fn check_range(range: LbaRange, blocks: u64) -> Result<(), Status> {
     }
 }
 
-/// Checks a command on a block namespace with blocks of `block_bytes` bytes.
+/// Checks a command on a block namespace.
 ///
 /// # Errors
 /// The status with which the command fails if its SQE is invalid, or its range exceeds MDTS or the
 /// namespace.
 #[inline]
-pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -> Result<IoCommand, Status> {
+pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
+    let NamespaceKind::Block { block_bytes } = context.namespace.kind else {
+        unreachable!("a block command on {:?}", context.namespace.kind)
+    };
     let mut command = NvmCommand::check(sqe)?;
     if sqe.flags & FUSE_BITS != 0 {
         return Err(INVALID_FIELD);
     }
-    let namespace_blocks = context.namespace.size_bytes / u64::from(block_bytes);
+    let namespace_blocks = context.namespace.size_bytes >> block_bytes.trailing_zeros();
     let range = match &mut command {
         NvmCommand::Read { range } | NvmCommand::Compare { range } | NvmCommand::Verify { range } => {
             Some(*range)
         }
         NvmCommand::Write { range, force_unit_access }
         | NvmCommand::WriteZeroes { range, force_unit_access, .. } => {
-            *force_unit_access |= !context.write_cache_enabled;
+            *force_unit_access |= !context.controller.is_write_cache_enabled();
             Some(*range)
         }
         NvmCommand::Flush | NvmCommand::DatasetManagement { .. } => None,
@@ -54,14 +58,14 @@ pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>, block_bytes: u32) -
     let mut range_bytes = 0;
     if let Some(range) = range {
         let bytes = u64::from(range.blocks) * u64::from(block_bytes);
-        if bytes > context.transfer_bytes_max {
+        if bytes > context.target.transfer_bytes_max() {
             return Err(INVALID_FIELD);
         }
         check_range(range, namespace_blocks)?;
         range_bytes = bytes as u32;
     }
     if matches!(command, NvmCommand::Read { .. }) {
-        match context.sgl {
+        match sgl {
             SglKind::Transport { bytes } if bytes >= range_bytes => {}
             SglKind::InCapsule { .. } => return Err(Status::INVALID_SGL_TYPE.do_not_retry()),
             SglKind::Transport { .. } | SglKind::None => {

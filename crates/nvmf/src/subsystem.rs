@@ -53,6 +53,8 @@ mod connect_field {
 #[derive(Debug)]
 pub struct Target {
     config: SubsystemConfig,
+    /// Computed once: each command on blocks is compared with it.
+    transfer_bytes_max: u64,
     pub(crate) namespace_directory: NamespaceDirectory,
     /// Sums over all connections.
     pub(crate) counters: SharedCounters,
@@ -158,6 +160,7 @@ impl Target {
         let registry =
             ControllerRegistry { controllers: FxHashMap::default(), host_acl: HostAcl::Any, next_id };
         Arc::new(Target {
+            transfer_bytes_max: config.transfer_bytes_max(),
             config,
             namespace_directory,
             counters: SharedCounters::default(),
@@ -173,6 +176,12 @@ impl Target {
     /// The configuration that the target was created with.
     pub fn config(&self) -> &SubsystemConfig {
         &self.config
+    }
+
+    /// MDTS in bytes ([`SubsystemConfig::transfer_bytes_max`]).
+    #[inline]
+    pub(crate) fn transfer_bytes_max(&self) -> u64 {
+        self.transfer_bytes_max
     }
 
     /// Sums over all connections, as of their last ticks.

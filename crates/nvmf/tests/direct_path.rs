@@ -4,10 +4,10 @@ use crate::common::direct::{give, request_operation};
 use crate::common::{
     CommandResponse, DirectMemory, MemoryEngine, NSID, ReceivedPdu, TestHost, mixed_target, store_sqe,
 };
-use octokv_base::{ByteBudget, DataRef, Key, Lba, NamespaceId, Prng, SharedBuffer, ShortKey};
+use octokv_base::{ByteBudget, DataRef, Key, Lba, NamespaceId, Prng, Received, SharedBuffer, ShortKey};
 use octokv_nvmf::{
-    CloseReason, CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData,
-    RequestOperation, RequestOutcome, StallReason, Target,
+    CloseReason, CounterSet, DirectBackend, DirectOperation, DirectStage, LbaRange, RequestOperation,
+    RequestOutcome, StallReason, Target,
 };
 use octokv_wire::fabrics::FabricsCommand;
 use octokv_wire::kv::StoreOptions;
@@ -54,9 +54,11 @@ impl DirectBackend for DirectEngine<'_> {
         assert_eq!(self.namespace, NSID);
         (way_of(key) != 3).then_some(u64::from(key[0]))
     }
-    fn advance_lookup(&mut self, lookup: &mut u64, stage: DirectStage) {
-        assert!(*lookup < 256, "each stage once");
-        *lookup += if stage == DirectStage::Records { 256 } else { 0 };
+    fn advance_lookups(&mut self, lookups: &mut [u64], stage: DirectStage) {
+        for lookup in lookups {
+            assert!(*lookup < 256, "each stage once");
+            *lookup += if stage == DirectStage::Records { 256 } else { 0 };
+        }
     }
     fn prefetch_blocks(&mut self, _: LbaRange) -> bool {
         self.namespace == BLOCKS
@@ -64,7 +66,12 @@ impl DirectBackend for DirectEngine<'_> {
     fn begin_execution(&mut self) {
         *self.groups += 1;
     }
-    fn retrieve(&mut self, key: &[u8], lookup: &u64, receive: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(
+        &mut self,
+        key: &[u8],
+        lookup: &u64,
+        receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<bool> {
         assert_eq!(*lookup as u8, key[0], "the lookup of this key");
         if way_of(key) == 1 {
             return None;
@@ -91,7 +98,7 @@ impl DirectBackend for DirectEngine<'_> {
         }
         Some(self.engine.execute(self.target, self.namespace, request_operation(key, operation)))
     }
-    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+    fn read_blocks(&mut self, range: LbaRange, receive: impl FnMut(DataRef<'_>) -> Received) -> Option<()> {
         self.reads += 1;
         if self.reads.is_multiple_of(2) {
             return None;

@@ -59,7 +59,7 @@ pub use net::{DetachedSocket, ListenerId, ReceiveStatus, SendStatus, SocketId, S
 #[cfg(feature = "bug-injection")]
 pub use octokv_sys::bug_injection;
 pub use octokv_sys::huge_pages::HugePageBuffer;
-pub use octokv_sys::latched_memory::{HeldBytes, LatchedMemory, MemoryView};
+pub use octokv_sys::latched_memory::{HeldBytes, LatchedMemory, MemoryView, ReadGuard};
 pub use octokv_sys::prefetch::{prefetch_value, prefetch_value_for_write};
 pub use octokv_sys::process::trim_heap;
 pub use reactor_handle::{InFlightGuard, ReactorHandle, Sleep};

@@ -5,10 +5,9 @@
 
 use crate::scenario::FaultKind;
 use octokv_base::{Buffer, Lba, Nanos, Prng};
-use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadInPlace};
+use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
-use std::ops::Range;
 use std::rc::Rc;
 
 const EIO: DeviceError = DeviceError::Io(5);
@@ -224,14 +223,8 @@ impl Device for FaultyDisk {
         self.inner.prefetch_read(at, blocks);
     }
 
-    fn read_in_place(
-        &self,
-        at: Lba,
-        bytes: usize,
-        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
-        let is_done = |outcome: &ReadInPlace| !matches!(outcome, ReadInPlace::Unavailable);
-        self.faults.in_place_access(|| self.inner.read_in_place(at, bytes, read), is_done)
+    fn read_in_place(&self, at: Lba, bytes: usize) -> Option<ReadGuard<'_>> {
+        self.faults.in_place_access(|| self.inner.read_in_place(at, bytes), Option::is_some)
     }
 
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {

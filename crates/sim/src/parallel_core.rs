@@ -186,7 +186,7 @@ impl ParallelCore {
             _ => {
                 let id = history.begin(index, Call::Get);
                 let mut value = None;
-                let found = self.engine.get_now(key.as_bytes(), &lookup, &mut |bytes| {
+                let found = self.engine.get_now(key.as_bytes(), &lookup, |bytes| {
                     value = Some(bytes.as_bytes().to_vec());
                     Received::Taken
                 });

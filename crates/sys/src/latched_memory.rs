@@ -35,6 +35,7 @@ impl LatchedMemory {
     }
 
     /// The size in bytes.
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.len
     }
@@ -54,16 +55,6 @@ impl LatchedMemory {
         debug_assert!(offset <= self.len);
         // SAFETY: callers have checked by `pages` that the offset is within the mapping, or its end.
         unsafe { self.memory.start().add(offset) }
-    }
-
-    /// Access to bytes that stay as they are. `None` if a writer has one of their pages, or waits for it.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
-    #[inline]
-    pub fn try_read(&self, range: Range<usize>) -> Option<ReadGuard<'_>> {
-        let pages = self.pages(&range);
-        self.latches.try_read(pages.clone()).then(|| ReadGuard { memory: self, pages, range })
     }
 
     /// Access to bytes that nothing else reads or writes. `None` if something does, in one of their pages.
@@ -94,24 +85,16 @@ impl LatchedMemory {
         self.latches.stop_waiting(self.pages(&range));
     }
 
-    /// Prefetches bytes for reading. A hint, which reads nothing.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
+    /// Prefetches `len` bytes from `offset` on for reading. A hint, which reads nothing: it may have any address.
     #[inline]
-    pub fn prefetch_read(&self, range: Range<usize>) {
-        self.pages(&range);
-        prefetch_read_at(self.address(range.start).as_ptr(), range.len());
+    pub fn prefetch_read(&self, offset: usize, len: usize) {
+        prefetch_read_at(self.memory.start().as_ptr().wrapping_add(offset), len);
     }
 
-    /// Prefetches bytes for writing. A hint, which writes nothing.
-    ///
-    /// # Panics
-    /// If the range is not within the memory.
+    /// Prefetches `len` bytes from `offset` on for writing. A hint, as [`LatchedMemory::prefetch_read`].
     #[inline]
-    pub fn prefetch_write(&self, range: Range<usize>) {
-        self.pages(&range);
-        prefetch_write_at(self.address(range.start).as_ptr(), range.len());
+    pub fn prefetch_write(&self, offset: usize, len: usize) {
+        prefetch_write_at(self.memory.start().as_ptr().wrapping_add(offset), len);
     }
 }
 
@@ -127,6 +110,19 @@ impl MemoryView {
     pub fn new(memory: Arc<LatchedMemory>) -> MemoryView {
         MemoryView(Rc::new(SharedOwner(memory)))
     }
+
+    /// Access to bytes that stay as they are. `None` if a writer has one of their pages, or waits for it.
+    ///
+    /// # Panics
+    /// If the range is not within the memory.
+    #[inline]
+    pub fn try_read(&self, range: Range<usize>) -> Option<ReadGuard<'_>> {
+        let pages = self.pages(&range);
+        if !self.latches.try_read(pages.clone()) {
+            return None;
+        }
+        Some(ReadGuard { owner: self, pages, start: self.address(range.start), len: range.len() })
+    }
 }
 
 impl Deref for MemoryView {
@@ -140,25 +136,26 @@ impl Deref for MemoryView {
 /// Bytes that stay as they are while the guard lives.
 #[derive(Debug)]
 pub struct ReadGuard<'a> {
-    memory: &'a LatchedMemory,
+    owner: &'a MemoryView,
     pages: Range<usize>,
-    range: Range<usize>,
+    start: NonNull<u8>,
+    len: usize,
 }
 
 impl ReadGuard<'_> {
     /// Holds some of the bytes, a range in this guard's, for as long as needed.
     ///
     /// # Panics
-    /// If `owner` is another memory, or the range is not within the guard's.
+    /// If the range is not within the guard's.
     #[inline]
-    pub fn hold(self, owner: &MemoryView, held: Range<usize>) -> HeldBytes {
-        assert!(std::ptr::eq(&raw const **owner, self.memory), "the owner of the bytes");
-        assert!(held.start <= held.end && held.end <= self.range.len(), "{held:?} of {:?}", self.range);
-        let start = self.memory.address(self.range.start + held.start);
-        let pages = self.pages.clone();
+    pub fn hold(self, held: Range<usize>) -> HeldBytes {
+        assert!(held.start <= held.end && held.end <= self.len, "{held:?} of {} bytes", self.len);
+        // SAFETY: the range is within the guard's, which is within the mapping.
+        let start = unsafe { self.start.add(held.start) };
+        let (memory, pages) = (self.owner.clone(), self.pages.clone());
         // The latches stay: they are the held bytes' now.
         std::mem::forget(self);
-        HeldBytes { memory: owner.clone(), pages, start, len: held.len() }
+        HeldBytes { memory, pages, start, len: held.len() }
     }
 }
 
@@ -166,17 +163,16 @@ impl Deref for ReadGuard<'_> {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        let start = self.memory.address(self.range.start).as_ptr();
-        // SAFETY: the range is within the mapping, which outlives the borrow, and its pages are latched for reading: nothing
+        // SAFETY: the bytes are within the mapping, which outlives the borrow, and their pages are latched for reading: nothing
         // writes them while the guard lives.
-        unsafe { std::slice::from_raw_parts(start, self.range.len()) }
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for ReadGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.memory.latches.end_read(self.pages.clone());
+        self.owner.latches.end_read(self.pages.clone());
     }
 }
 
@@ -259,12 +255,12 @@ mod tests {
         let memory = memory(3 * LATCHED_PAGE_BYTES + 100);
         let owner = MemoryView::new(Arc::clone(&memory));
         memory.try_write(4000..4200).unwrap().fill(7);
-        let held = memory.try_read(4000..4200).unwrap().hold(&owner, 50..150);
+        let held = owner.try_read(4000..4200).unwrap().hold(50..150);
         assert_eq!(held[..], [7; 100]);
         assert!(memory.try_write(0..1).is_none() && memory.try_write(4096..4097).is_none(), "both pages");
         assert!(memory.try_write(8192..memory.bytes()).is_some(), "other pages");
-        assert!(memory.try_read(0..1).is_some(), "readers share");
-        assert!(memory.wait_to_write(0..1).is_none() && memory.try_read(0..1).is_none());
+        assert!(owner.try_read(0..1).is_some(), "readers share");
+        assert!(memory.wait_to_write(0..1).is_none() && owner.try_read(0..1).is_none());
         memory.stop_waiting(0..1);
         drop(held);
         assert!(memory.try_write(0..memory.bytes()).is_some());
@@ -275,21 +271,21 @@ mod tests {
         let memory = memory(LATCHED_PAGE_BYTES);
         memory.try_write(0..10).unwrap().fill(9);
         let owner = MemoryView::new(memory);
-        let held = owner.try_read(0..10).unwrap().hold(&owner, 0..10);
+        let held = owner.try_read(0..10).unwrap().hold(0..10);
         drop(owner);
         assert_eq!(held[..], [9; 10]);
     }
 
     #[test]
-    #[should_panic(expected = "the owner of the bytes")]
-    fn bytes_are_held_by_their_own_memory_only() {
-        let (memory, other) = (memory(10), MemoryView::new(memory(10)));
-        let _ = memory.try_read(0..10).unwrap().hold(&other, 0..10);
+    #[should_panic(expected = "5..11 of 10 bytes")]
+    fn no_bytes_are_held_beyond_those_that_were_read() {
+        let owner = MemoryView::new(memory(20));
+        let _ = owner.try_read(0..10).unwrap().hold(5..11);
     }
 
     #[test]
     fn ranges_outside_the_memory_are_refused() {
-        let memory = memory(100);
+        let memory = MemoryView::new(memory(100));
         for range in [0..101, 101..101, 101..usize::MAX] {
             let refused = || drop(memory.try_read(range.clone()));
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(refused)).is_err(), "{range:?}");
@@ -317,8 +313,8 @@ mod tests {
             }
             let owner = MemoryView::new(Arc::clone(&memory));
             while !ended.load(Ordering::Relaxed) {
-                if let Some(guard) = memory.try_read(range.clone()) {
-                    let held = guard.hold(&owner, 0..5000);
+                if let Some(guard) = owner.try_read(range.clone()) {
+                    let held = guard.hold(0..5000);
                     assert!(held.iter().all(|&byte| byte == held[0]));
                 }
             }

@@ -40,21 +40,20 @@ impl PageLatches {
     /// If a page does not exist.
     #[inline]
     pub fn try_read(&self, pages: Range<usize>) -> bool {
-        let latches = &self.0[pages];
-        for (index, latch) in latches.iter().enumerate() {
-            // Acquire: the bytes are read after its last writer has written them.
-            if latch.fetch_add(1, Ordering::Acquire) >= READERS_MAX {
-                leave(&latches[..=index]);
-                return false;
-            }
+        match &self.0[pages] {
+            // Nearly every range is within a page: no loop.
+            [latch] => try_enter(latch),
+            latches => try_enter_all(latches),
         }
-        true
     }
 
     /// Gives pages back. REQUIRES: `try_read` latched them for this caller.
     #[inline]
     pub fn end_read(&self, pages: Range<usize>) {
-        leave(&self.0[pages]);
+        match &self.0[pages] {
+            [latch] => leave(latch),
+            latches => leave_all(latches),
+        }
     }
 
     /// Latches pages for writing. False, and none is latched, if another reader or writer has one of them, or waits for it.
@@ -117,11 +116,35 @@ fn begin_write(latch: &AtomicU32, state: u32) -> bool {
 }
 
 #[inline]
-fn leave(latches: &[AtomicU32]) {
-    for latch in latches {
-        // Release: the next writer writes after the bytes were read.
-        latch.fetch_sub(1, Ordering::Release);
+fn try_enter(latch: &AtomicU32) -> bool {
+    // Acquire: the bytes are read after its last writer has written them.
+    let is_entered = latch.fetch_add(1, Ordering::Acquire) < READERS_MAX;
+    if !is_entered {
+        leave(latch);
     }
+    is_entered
+}
+
+#[inline(never)]
+fn try_enter_all(latches: &[AtomicU32]) -> bool {
+    for (index, latch) in latches.iter().enumerate() {
+        if !try_enter(latch) {
+            latches[..index].iter().for_each(leave);
+            return false;
+        }
+    }
+    true
+}
+
+#[inline]
+fn leave(latch: &AtomicU32) {
+    // Release: the next writer writes after the bytes were read.
+    latch.fetch_sub(1, Ordering::Release);
+}
+
+#[inline(never)]
+fn leave_all(latches: &[AtomicU32]) {
+    latches.iter().for_each(leave);
 }
 
 #[inline]

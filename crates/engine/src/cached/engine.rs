@@ -6,7 +6,6 @@
 
 use super::value_cache::{CacheHash, CacheRead, CachedValue, FillLease, ValueCache};
 use crate::common::abandoned::{AbandonedCount, AbandonedOperations};
-use crate::direct::FoundEntry;
 use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink, KeyStatus,
     PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
@@ -203,7 +202,7 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
     #[inline]
     fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
         let hash = self.cache.hash(key);
-        Some(KeyLookup { hash: hash.0.into(), found: FoundEntry::Unknown })
+        Some(KeyLookup { hash: hash.0.into(), ..KeyLookup::default() })
     }
 
     #[inline]
@@ -211,7 +210,7 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+        mut receive: impl FnMut(DataRef<'_>) -> Received,
     ) -> Option<FoundNow> {
         let value = self.cache.hit(CacheHash(lookup.hash as u64), key)?;
         match receive(DataRef::Shared(&value.bytes)) {

@@ -17,7 +17,6 @@ use crate::common::allocator::Extent;
 use crate::direct::{FoundEntry, FoundNow, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
 use octokv_base::{DataRef, Received};
-use octokv_device::ReadInPlace;
 
 /// A key's record as an operation without waiting finds it.
 enum OwnRecord {
@@ -41,16 +40,17 @@ impl HashCore {
             return None;
         }
         let hash = self.volume.hash_bytes(key);
-        self.volume.prefetch_partition(hash);
-        Some(KeyLookup { hash, found: FoundEntry::Unknown })
+        let (partition, tag) = self.volume.partition_and_tag(hash);
+        self.volume.prefetch_partition(partition);
+        Some(KeyLookup { hash, partition: partition as u32, tag, found: FoundEntry::Unknown })
     }
 
     #[inline]
     pub(super) fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
         match stage {
-            LookupStage::Entry => self.volume.prefetch_entry(lookup.hash),
+            LookupStage::Entry => self.volume.prefetch_entry(lookup.partition as usize, lookup.tag),
             LookupStage::Record => {
-                lookup.found = self.volume.find_entry(lookup.hash);
+                lookup.found = self.volume.find_entry(lookup.partition as usize, lookup.tag);
                 if let FoundEntry::One(words) = lookup.found {
                     let location = IndexEntry::from_words(words).record_ref().location;
                     self.device.prefetch_read(self.volume.lba(location), 1);
@@ -60,9 +60,10 @@ impl HashCore {
     }
 
     /// The index's entry for a key. Of a record with a version or an expiry time nothing is known here.
+    #[inline]
     fn found(&self, lookup: &KeyLookup) -> FoundEntry {
         let found = match lookup.found {
-            FoundEntry::Unknown => self.volume.find_entry(lookup.hash),
+            FoundEntry::Unknown => self.volume.find_entry(lookup.partition as usize, lookup.tag),
             found => found,
         };
         match found {
@@ -91,12 +92,9 @@ impl HashCore {
         };
         let unit = self.volume.unit_bytes();
         let bytes = (HEADER_BYTES + key.len()).next_multiple_of(unit).min(record_ref.units as usize * unit);
-        let mut value_bytes = None;
-        self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
-            value_bytes = self.own_plain(bytes, record_ref, key).map(|record| record.value_bytes);
-            None
-        });
-        value_bytes.map(|value_bytes| OwnRecord::Verified(record_ref, value_bytes))
+        let record = self.device.read_in_place(self.volume.lba(record_ref.location), bytes)?;
+        let own = self.own_plain(&record, record_ref, key)?;
+        Some(OwnRecord::Verified(record_ref, own.value_bytes))
     }
 
     /// [`Engine::get_now`](crate::Engine::get_now).
@@ -105,7 +103,7 @@ impl HashCore {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+        mut receive: impl FnMut(DataRef<'_>) -> Received,
     ) -> Option<FoundNow> {
         let record_ref = match self.found(lookup) {
             FoundEntry::Missing => return Some(FoundNow::Missing),
@@ -113,21 +111,17 @@ impl HashCore {
             FoundEntry::Unknown | FoundEntry::Several => return None,
         };
         let bytes = record_ref.units as usize * self.volume.unit_bytes();
-        let mut received = Received::Refused;
-        let read = self.device.read_in_place(self.volume.lba(record_ref.location), bytes, &mut |bytes| {
-            let record = self.own_plain(bytes, record_ref, key)?;
-            let is_current = record_ref.units == 1 || self.volume.is_current(lookup.hash, record_ref);
-            let value = record.value_range(bytes.len()).filter(|_| is_current)?;
-            received = receive(DataRef::Borrowed(&bytes[value.clone()]));
-            match received {
-                Received::Lent(bytes) => Some(value.start..value.start + bytes),
-                Received::Taken | Received::Refused => None,
-            }
-        });
-        match (read, received) {
-            (ReadInPlace::Held(bytes), _) => Some(FoundNow::Lent(bytes)),
-            (_, Received::Taken) => Some(FoundNow::Taken),
-            _ => None,
+        let record = self.device.read_in_place(self.volume.lba(record_ref.location), bytes)?;
+        let own = self.own_plain(&record, record_ref, key)?;
+        if record_ref.units > 1 && !self.volume.is_current(lookup.partition as usize, lookup.tag, record_ref)
+        {
+            return None;
+        }
+        let value = own.value_range(record.len())?;
+        match receive(DataRef::Borrowed(&record[value.clone()])) {
+            Received::Refused => None,
+            Received::Taken => Some(FoundNow::Taken),
+            Received::Lent(bytes) => Some(FoundNow::Lent(record.hold(value.start..value.start + bytes))),
         }
     }
 

@@ -230,7 +230,8 @@ impl HashCore {
         hash: u128,
         key: &Key,
     ) -> Result<Predecessor, EngineError> {
-        match self.volume.find_entry(hash) {
+        let (partition, tag) = self.volume.partition_and_tag(hash);
+        match self.volume.find_entry(partition, tag) {
             FoundEntry::Missing => return Ok(Predecessor::Verified(None)),
             FoundEntry::One(words) if matches!(mode, PutMode::Upsert | PutMode::IfVersion(_)) => {
                 let record_ref = IndexEntry::from_words(words).record_ref();

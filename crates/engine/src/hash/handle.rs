@@ -183,7 +183,7 @@ impl Engine for HashEngine {
         &self,
         key: &[u8],
         lookup: &KeyLookup,
-        receive: &mut dyn FnMut(DataRef<'_>) -> Received,
+        receive: impl FnMut(DataRef<'_>) -> Received,
     ) -> Option<FoundNow> {
         self.core.get_now(key, lookup, receive)
     }

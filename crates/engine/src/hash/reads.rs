@@ -22,7 +22,8 @@ impl HashCore {
     /// As there.
     pub(super) async fn get(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
         let epoch_guard = self.enter_epoch();
-        let record_ref = match self.volume.find_entry(self.volume.hash(key)) {
+        let (partition, tag) = self.volume.partition_and_tag(self.volume.hash(key));
+        let record_ref = match self.volume.find_entry(partition, tag) {
             FoundEntry::Missing => return Ok(None),
             FoundEntry::One(words) => IndexEntry::from_words(words).record_ref(),
             FoundEntry::Several | FoundEntry::Unknown => {
@@ -193,12 +194,13 @@ impl HashCore {
             return;
         }
         let hash = self.volume.hash(key);
+        let (partition, tag) = self.volume.partition_and_tag(hash);
         match stage {
-            PrefetchStage::Partition => self.volume.prefetch_partition(hash),
-            PrefetchStage::Entry => self.volume.prefetch_entry(hash),
+            PrefetchStage::Partition => self.volume.prefetch_partition(partition),
+            PrefetchStage::Entry => self.volume.prefetch_entry(partition, tag),
             // Needs no epoch: a prefetch does not read the bytes.
             PrefetchStage::Record => {
-                if let Some(record_ref) = self.volume.likely_record(hash) {
+                if let Some(record_ref) = self.volume.likely_record(partition, tag) {
                     self.device.prefetch_read(self.lba(record_ref.location), 1);
                 }
             }

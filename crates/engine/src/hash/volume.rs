@@ -352,9 +352,9 @@ impl HashVolume {
         self.partitions[partition].state.lock().table.lookup(tag).collect()
     }
 
-    /// What the index has for the key of this hash.
-    pub(super) fn find_entry(&self, hash: u128) -> FoundEntry {
-        let (partition, tag) = self.partition_and_tag(hash);
+    /// What the index has for a tag of a partition.
+    #[inline]
+    pub(super) fn find_entry(&self, partition: usize, tag: u64) -> FoundEntry {
         self.partitions[partition].state.lock().table.find(tag)
     }
 
@@ -370,22 +370,22 @@ impl HashVolume {
         self.layout.data_start_unit..self.layout.units()
     }
 
-    /// Prefetches the partition header for `hash`, for writing: its lock is taken next.
-    pub(super) fn prefetch_partition(&self, hash: u128) {
-        octokv_runtime::prefetch_value_for_write(&self.partitions[self.partition_and_tag(hash).0].state);
+    /// Prefetches the header of a partition, for writing: its lock is taken next.
+    #[inline]
+    pub(super) fn prefetch_partition(&self, partition: usize) {
+        octokv_runtime::prefetch_value_for_write(&self.partitions[partition].state);
     }
 
-    /// Prefetches the index entry for `hash`, unless the partition is locked.
-    pub(super) fn prefetch_entry(&self, hash: u128) {
-        let (partition, tag) = self.partition_and_tag(hash);
+    /// Prefetches the index entry for a tag, unless the partition is locked.
+    #[inline]
+    pub(super) fn prefetch_entry(&self, partition: usize, tag: u64) {
         if let Some(state) = self.partitions[partition].state.try_lock() {
             state.table.prefetch(tag);
         }
     }
 
-    /// A record that is probably the key's of this hash, unless the partition is locked; for prefetching.
-    pub(super) fn likely_record(&self, hash: u128) -> Option<RecordRef> {
-        let (partition, tag) = self.partition_and_tag(hash);
+    /// A record that is probably that of the key with this tag, unless the partition is locked; for prefetching.
+    pub(super) fn likely_record(&self, partition: usize, tag: u64) -> Option<RecordRef> {
         self.partitions[partition].state.try_lock()?.table.lookup(tag).next()
     }
 
@@ -510,10 +510,9 @@ impl HashVolume {
         Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
     }
 
-    /// Whether the index has this record for the key of this hash. False also if its partition is locked: the caller may hold
+    /// Whether the index has this record for a tag of a partition. False also if its partition is locked: the caller may hold
     /// bytes of the device for which the owner of that lock waits.
-    pub(super) fn is_current(&self, hash: u128, record_ref: RecordRef) -> bool {
-        let (partition, tag) = self.partition_and_tag(hash);
+    pub(super) fn is_current(&self, partition: usize, tag: u64, record_ref: RecordRef) -> bool {
         let state = self.partitions[partition].state.try_lock();
         state.is_some_and(|state| state.table.lookup(tag).any(|found| found == record_ref))
             || bug_injection::is_injected(InjectedBug::TrustEndInPlace)
@@ -568,10 +567,34 @@ pub(super) fn hash_of(superblock: &HashSuperblock, key: &[u8]) -> u128 {
 
 /// The partition (the top bits) and the tag (the bits that follow) of a hash.
 pub(super) fn partition_and_tag(hash: u128, index_partitions_log2: u8) -> (usize, u64) {
-    let partition =
-        if index_partitions_log2 == 0 { 0 } else { hash >> (128 - u32::from(index_partitions_log2)) };
-    (
-        partition as usize,
-        ((hash << index_partitions_log2) >> (128 - TAG_BITS)) as u64 & bug_injection::tag_mask(),
-    )
+    // A superblock is consistent with at most 20. The mask spares the shifts of words their checks.
+    let log2 = u32::from(index_partitions_log2 & 63);
+    let (high, low) = ((hash >> 64) as u64, hash as u64);
+    // In two steps, since a shift by all 64 bits is none.
+    let partition = (high >> 1) >> (63 - log2);
+    let tag = ((high << log2) | ((low >> 1) >> (63 - log2))) >> (64 - TAG_BITS);
+    (partition as usize, tag & bug_injection::tag_mask())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Prng;
+
+    #[test]
+    fn partition_and_tag_are_the_bits_of_a_hash_from_the_top() {
+        let mut random = Prng::new(1);
+        let any = || u128::from(random.next_u64()) << 64 | u128::from(random.next_u64());
+        let hashes: Vec<u128> =
+            [0, 1, u128::MAX].into_iter().chain(std::iter::repeat_with(any).take(100)).collect();
+        for log2 in 0..=20 {
+            for &hash in &hashes {
+                let bits: Vec<bool> = (0..128).rev().map(|bit| hash >> bit & 1 == 1).collect();
+                let number = |bits: &[bool]| bits.iter().fold(0, |sum, &bit| sum << 1 | u64::from(bit));
+                let (partition, rest) = bits.split_at(usize::from(log2));
+                let want = (number(partition) as usize, number(&rest[..TAG_BITS as usize]));
+                assert_eq!(partition_and_tag(hash, log2), want, "{hash:x} of 2^{log2} partitions");
+            }
+        }
+    }
 }

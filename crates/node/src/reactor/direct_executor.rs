@@ -10,10 +10,9 @@ use crate::bug_injection::{self, InjectedBug};
 use crate::kv_backend::{put_mode, put_outcome};
 use crate::loans::Loans;
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
-use octokv_base::NamespaceId;
-use octokv_device::ReadInPlace;
+use octokv_base::{DataRef, NamespaceId, Received};
 use octokv_engine::{DeleteOutcome, Engine, FoundNow, KeyLookup, LookupStage};
-use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData, RequestOutcome};
+use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, RequestOutcome};
 use std::rc::Rc;
 
 /// See the module header.
@@ -72,7 +71,7 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
         }
         match self.backend() {
             Some(NamespaceBackend::Kv(kv_backend)) => kv_backend.engine.may_end_at_once(),
-            Some(NamespaceBackend::Block(block_backend)) => block_backend.device.geometry().volatile,
+            Some(NamespaceBackend::Block(block_backend)) => block_backend.is_in_memory(),
             None => false,
         }
     }
@@ -83,14 +82,13 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn advance_lookup(&mut self, lookup: &mut KeyLookup, stage: DirectStage) {
-        if let Some(engine) = self.engine() {
-            let stage = match stage {
-                DirectStage::Entries => LookupStage::Entry,
-                DirectStage::Records => LookupStage::Record,
-            };
-            engine.advance_lookup(lookup, stage);
-        }
+    fn advance_lookups(&mut self, lookups: &mut [KeyLookup], stage: DirectStage) {
+        let Some(engine) = self.engine() else { return };
+        let stage = match stage {
+            DirectStage::Entries => LookupStage::Entry,
+            DirectStage::Records => LookupStage::Record,
+        };
+        lookups.iter_mut().for_each(|lookup| engine.advance_lookup(lookup, stage));
     }
 
     fn prefetch_blocks(&mut self, range: LbaRange) -> bool {
@@ -105,7 +103,12 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn retrieve(&mut self, key: &[u8], lookup: &KeyLookup, receive: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(
+        &mut self,
+        key: &[u8],
+        lookup: &KeyLookup,
+        receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<bool> {
         match self.engine()?.get_now(key, lookup, receive)? {
             FoundNow::Missing => return Some(false),
             FoundNow::Taken => {}
@@ -140,15 +143,13 @@ impl<E: Engine> DirectBackend for DirectExecutor<'_, E> {
     }
 
     #[inline]
-    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
-        let read = match self.backend()? {
-            NamespaceBackend::Block(block_backend) => block_backend.read_in_place(range, receive),
-            NamespaceBackend::Kv(_) => ReadInPlace::Unavailable,
+    fn read_blocks(&mut self, range: LbaRange, receive: impl FnMut(DataRef<'_>) -> Received) -> Option<()> {
+        let held = match self.backend()? {
+            NamespaceBackend::Block(block_backend) => block_backend.read_in_place(range, receive)?,
+            NamespaceBackend::Kv(_) => return None,
         };
-        match read {
-            ReadInPlace::Unavailable => return None,
-            ReadInPlace::Done => {}
-            ReadInPlace::Held(bytes) => self.loans.push(bytes),
+        if let Some(bytes) = held {
+            self.loans.push(bytes);
         }
         Some(())
     }

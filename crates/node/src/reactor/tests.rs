@@ -93,13 +93,8 @@ fn reactor_parts<S>(
     let disk = PowerLossDisk::new(vec![0; 64 << 10], BLOCK_BYTES);
     let (device, pool): (Rc<dyn Device>, _) = (Rc::new(disk.clone()), BufferPool::new(8 << 20));
     let namespaces: Rc<NamespaceTable<AnyEngine>> = Rc::default();
-    let backend = BlockBackend {
-        volume: BlockVolume::new(BLOCK_BYTES, device.geometry().bytes()),
-        device,
-        pool: pool.clone(),
-        handle: handle.clone(),
-        device_name: Rc::from("disk"),
-    };
+    let volume = BlockVolume::new(BLOCK_BYTES, device.geometry().bytes());
+    let backend = BlockBackend::new(volume, device, pool.clone(), handle.clone(), Rc::from("disk"));
     namespaces.insert(BLOCKS, NamespaceBackend::Block(backend));
     let monitor = Monitor::new(mailbox.core_count(), octokv_sched::SchedConfig::default(), || Nanos::ZERO);
     let parts = ReactorParts {

@@ -1,11 +1,10 @@
 //! Devices of the rig: memory, with simulated costs if wanted, and a file in memory that answers at the next poll.
 
 use octokv_base::{Buffer, Lba, Nanos};
-use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk, ReadInPlace};
+use octokv_device::{Device, DeviceFuture, FileDevice, Geometry, MemoryDevice, RamDisk, ReadGuard};
 use octokv_node::OpenDevice;
 use octokv_runtime::{DeviceQueue, DeviceSource, FileId, IoCompletion, IoOperation, ReactorHandle, Stage};
 use std::io;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -46,14 +45,9 @@ impl Device for CostedDevice {
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         self.memory.write(at, buffer)
     }
-    fn read_in_place(
-        &self,
-        at: Lba,
-        bytes: usize,
-        read: &mut dyn FnMut(&[u8]) -> Option<Range<usize>>,
-    ) -> ReadInPlace {
+    fn read_in_place(&self, at: Lba, bytes: usize) -> Option<ReadGuard<'_>> {
         self.charge_read(bytes);
-        self.memory.read_in_place(at, bytes, read)
+        self.memory.read_in_place(at, bytes)
     }
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
         self.memory.write_in_place(at, bytes, write)

@@ -16,7 +16,7 @@ use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOperation};
 use crate::namespace_info::NamespaceKind;
 use crate::subsystem::ConnectError;
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_wire::fabrics::{
     self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, UncheckedConnectData,
 };
@@ -31,7 +31,7 @@ type AcceptResult = Result<Option<StallReason>, PduError>;
 const UNCONNECTED_BYTES_MAX: u64 = 4096;
 const ACCEPTED: AcceptResult = Ok(None);
 impl Connection {
-    /// Accepts one command as far as that is possible now. `checked` is the result of its check, if there was one.
+    /// Accepts one command as far as that is possible now.
     ///
     /// # Errors
     /// A protocol violation that ends the connection: more commands than the queue has entries.
@@ -40,7 +40,6 @@ impl Connection {
         now: Nanos,
         sqe: &Sqe,
         capsule: Capsule<'_>,
-        checked: Option<Result<CheckedCommand, Status>>,
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> AcceptResult {
@@ -83,8 +82,7 @@ impl Connection {
                 self.handle_io_fabrics(now, sqe);
                 return ACCEPTED;
             }
-            let checked = checked.unwrap_or_else(|| self.check_io_command(sqe));
-            return Ok(self.submit_or_fail(sqe, checked, capsule.data, pool, requests));
+            return Ok(self.submit_or_fail(sqe, capsule.data, pool, requests));
         }
         self.handle_admin_command(now, sqe, capsule.data, requests);
         ACCEPTED
@@ -106,24 +104,28 @@ impl Connection {
         if !is_usual {
             return None;
         }
-        let checked = self.check_io_command(sqe);
-        Some(match self.submit_or_fail(sqe, checked, capsule.data, pool, requests) {
+        Some(match self.submit_or_fail(sqe, capsule.data, pool, requests) {
             None => ReceiveStep::Consumed(capsule.pdu_bytes()),
             Some(stall) => ReceiveStep::Stalled(stall),
         })
     }
 
-    /// Submits a checked command of an I/O queue, or completes it with its error.
+    /// Submits a command of an I/O queue, or completes it with its error.
     #[inline]
     fn submit_or_fail(
         &mut self,
         sqe: &Sqe,
-        checked: Result<CheckedCommand, Status>,
         data: &[u8],
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> Option<StallReason> {
-        match self.submit_checked(sqe, checked, data, pool, requests) {
+        let checked = self.check_io_command(sqe);
+        // By reference: a checked command is large.
+        let submitted = match &checked {
+            Ok(checked) => self.submit_checked(sqe, checked, data, pool, requests),
+            Err(status) => Err(*status),
+        };
+        match submitted {
             Ok(stall) => stall,
             Err(status) => {
                 self.fail_command(sqe, status);
@@ -176,17 +178,16 @@ impl Connection {
     #[inline]
     fn check_io_command(&mut self, sqe: &Sqe) -> Result<CheckedCommand, Status> {
         self.target.namespace_directory.refresh(&mut self.namespaces);
-        self.check_current_io_command(sqe)
+        io_commands::check(sqe, &self.command_context(sqe.namespace())?)
     }
 
-    /// Checks a command of an I/O queue. REQUIRES: the namespaces were refreshed since it arrived.
+    /// What checks the commands of an I/O queue on a namespace. REQUIRES: the namespaces were refreshed since they arrived.
     ///
     /// # Errors
-    /// The status with which the command fails.
+    /// The status with which all of them fail.
     #[inline]
-    pub(super) fn check_current_io_command(&self, sqe: &Sqe) -> Result<CheckedCommand, Status> {
-        let sgl = sqe.sgl.check()?;
-        let entry = self.namespaces.entry(sqe.namespace());
+    pub(super) fn command_context(&self, namespace: NamespaceId) -> Result<CommandContext<'_>, Status> {
+        let entry = self.namespaces.entry(namespace);
         let entry = entry.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
         if let Some(status) = entry.ana_error {
             return Err(status);
@@ -197,16 +198,12 @@ impl Connection {
         if !queue.all_command_sets && matches!(entry.info.kind, NamespaceKind::KeyValue { .. }) {
             return Err(Status::INVALID_NAMESPACE.do_not_retry());
         }
-        let config = self.target.config();
-        let context = CommandContext {
+        Ok(CommandContext {
             namespace: &entry.info,
-            sgl,
-            listing_bytes_max: config.value_bytes_max,
-            transfer_bytes_max: config.transfer_bytes_max(),
-            write_cache_enabled: queue.controller.is_write_cache_enabled(),
-        };
-        let command = io_commands::check(sqe, &context)?;
-        Ok(CheckedCommand { command, namespace: entry.info.id, namespace_serial: entry.serial, sgl })
+            namespace_serial: entry.serial,
+            target: &self.target,
+            controller: &queue.controller,
+        })
     }
 
     /// Submits a checked command of an I/O queue.
@@ -214,13 +211,12 @@ impl Connection {
     fn submit_checked(
         &mut self,
         sqe: &Sqe,
-        checked: Result<CheckedCommand, Status>,
+        checked: &CheckedCommand,
         data: &[u8],
         pool: &BufferPool,
         requests: &mut Vec<IoRequest>,
     ) -> Result<Option<StallReason>, Status> {
-        let checked = checked?;
-        let CheckedCommand { namespace, namespace_serial, sgl, .. } = checked;
+        let CheckedCommand { namespace, namespace_serial, sgl, .. } = *checked;
         if let IoCommand::KeyValue(KvCommand::Store { key, options, value_bytes }, layout) = checked.command
             && let Ok(CapsuleData::Complete(data)) = CapsuleData::check(sgl, data, value_bytes)
             && let Some(mut record) = pool.take(layout.value_offset(key.len()) + data.len())
@@ -233,7 +229,7 @@ impl Connection {
             self.push_request(slot, namespace, operation, requests);
             return Ok(None);
         }
-        match io_commands::plan(&checked) {
+        match io_commands::plan(checked) {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
                 self.push_request(slot, namespace, operation, requests);

@@ -3,7 +3,7 @@
 //! ```text
 //!   whole capsules ──check, begin lookups──▶ group ──advance lookups──▶ each: execute ──▶ data, completion
 //!                                                                         │ None
-//!                                                                         └──▶ command_handler, as checked
+//!                                                                         └──▶ command_handler
 //! ```
 //! In: the head of the bytes, and a [`DirectBackend`]. Out: bytes consumed, completions, requests of those commands that
 //! must wait. Invariants: a group has at most [`GROUP_COMMANDS_MAX`] commands, and no other PDU between them; they begin
@@ -11,106 +11,252 @@
 
 use super::pdu_receive::ReceiveStep;
 use super::state::{Capsule, Connection, ConnectionState};
-use crate::command_plan::{BlockCommand, BlockOp, CapsuleData, CheckedCommand, InFlight, IoCommand};
+use crate::command_plan::{BlockCommand, BlockOp, CapsuleData, CommandContext, InFlight, IoCommand};
 use crate::counters::CountedOperation;
 use crate::direct::{DirectBackend, DirectOperation, DirectStage};
-use crate::io_commands;
 use crate::io_request::{IoRequest, LbaRange, RequestOutcome};
-use octokv_base::{BufferPool, DataRef, Nanos};
-use octokv_wire::Status;
+use crate::namespace_info::NamespaceKind;
+use crate::{io_commands, kv_commands, nvm_commands};
+use octokv_base::{BufferPool, Lba, Nanos, ShortKey};
 use octokv_wire::kv::KvCommand;
-use octokv_wire::nvm::NvmCommand;
+use octokv_wire::nvm::{self, NvmCommand};
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
 use octokv_wire::send_buffer::COPY_BYTES_MAX;
 use octokv_wire::vendor::VendorCommand;
+use octokv_wire::{SglKind, Sqe};
 use smallvec::SmallVec;
 
 /// Commands whose memory accesses overlap.
 const GROUP_COMMANDS_MAX: usize = 16;
 
-/// A command of a group.
-struct GroupedCommand<'a, L> {
+/// What the short way needs of a checked command, apart for each command set: a group has one namespace. Checked commands are not
+/// kept, so one that takes the long way after all is checked again there.
+trait DirectCommand<'a, D: DirectBackend>: Sized {
+    /// What the backend has begun for a command.
+    type Begun;
+
+    /// Stands for a command that takes the long way.
+    const LONG_WAY: Self;
+
+    /// Checks a command. `None` if it takes the long way: it fails, or waits, as one whose data is not in the capsule.
+    fn check(capsule: &PlainCapsule<'a>, context: &CommandContext<'_>) -> Option<Self>;
+
+    /// Begins what the command will access. `None` if it takes the long way.
+    fn begin(&self, direct: &mut D) -> Option<Self::Begun>;
+
+    /// Advances the commands of a group.
+    fn advance(begun: &mut [Self::Begun], direct: &mut D);
+
+    /// Executes and completes the command, if it need not wait. Gives the bytes of its data; `None` if it has to take the long way.
+    fn complete(
+        &self,
+        begun: &Self::Begun,
+        sqe: &Sqe,
+        connection: &mut Connection,
+        pool: &BufferPool,
+        direct: &mut D,
+    ) -> Option<usize>;
+}
+
+/// A command of a group. What has begun for it is in a list beside the group, in the same order.
+struct GroupedCommand<'a, C> {
     capsule: PlainCapsule<'a>,
-    checked: Result<CheckedCommand, Status>,
-    target: DirectTarget<L>,
+    command: C,
 }
 
-/// What a command of a group will access.
-#[derive(Clone, Copy)]
-enum DirectTarget<L> {
-    /// It takes the long way.
-    LongWay,
-    Key(L),
-    Blocks,
+/// A command on a key.
+struct KeyCommand<'a> {
+    key: CommandKey<'a>,
+    operation: KeyOperation<'a>,
 }
 
-/// A command that may be completed at once, with its data.
-enum DirectCommand<'a> {
-    Retrieve { key: &'a [u8], limit_bytes: u32 },
-    Execute { key: &'a [u8], operation: DirectOperation<'a>, in_flight: InFlight },
-    Read { range: LbaRange, bytes: u32 },
+/// The key of a command.
+enum CommandKey<'a> {
+    /// In the SQE, in two parts.
+    Sqe(ShortKey),
+    /// In the data of a vendor command.
+    Data(&'a [u8]),
 }
 
-impl<'a> DirectCommand<'a> {
-    /// A checked command, and what follows its SQE in the capsule. `None` if it takes the long way, as one whose data is not
-    /// in the capsule.
+impl CommandKey<'_> {
+    #[inline]
+    fn as_bytes(&self) -> &[u8] {
+        match self {
+            CommandKey::Sqe(key) => key.as_bytes(),
+            CommandKey::Data(key) => key,
+        }
+    }
+}
+
+/// What a command does with its key.
+enum KeyOperation<'a> {
+    Retrieve { limit_bytes: u32 },
+    Execute(DirectOperation<'a>),
+}
+
+/// A read of blocks.
+struct ReadCommand {
+    range: LbaRange,
+    bytes: u32,
+}
+
+/// The data of a command, if its capsule has it.
+#[inline]
+fn complete_data(sgl: SglKind, data: &[u8], bytes: u32) -> Option<&[u8]> {
+    match CapsuleData::check(sgl, data, bytes) {
+        Ok(CapsuleData::Complete(data)) => Some(data),
+        Ok(CapsuleData::Requested) | Err(_) => None,
+    }
+}
+
+impl<'a, D: DirectBackend> DirectCommand<'a, D> for KeyCommand<'a> {
+    type Begun = D::Lookup;
+
+    const LONG_WAY: KeyCommand<'a> =
+        KeyCommand { key: CommandKey::Data(&[]), operation: KeyOperation::Execute(DirectOperation::Exist) };
+
     #[inline(always)]
-    fn new(checked: &'a CheckedCommand, data: &'a [u8]) -> Option<DirectCommand<'a>> {
-        let complete_data = |bytes| match CapsuleData::check(checked.sgl, data, bytes) {
-            Ok(CapsuleData::Complete(data)) => Some(data),
-            Ok(CapsuleData::Requested) | Err(_) => None,
-        };
-        let delete = InFlight::Delete { namespace: checked.namespace };
-        Some(match &checked.command {
+    fn check(capsule: &PlainCapsule<'a>, context: &CommandContext<'_>) -> Option<KeyCommand<'a>> {
+        let sgl = capsule.sqe.sgl.check().ok()?;
+        let (key, operation) = match kv_commands::check(capsule.sqe, sgl, context).ok()? {
             IoCommand::KeyValue(command, _) => match command {
-                KvCommand::Retrieve { key, limit_bytes } => {
-                    DirectCommand::Retrieve { key: key.as_bytes(), limit_bytes: *limit_bytes }
-                }
+                KvCommand::Retrieve { key, limit_bytes } => (key, KeyOperation::Retrieve { limit_bytes }),
                 KvCommand::Store { key, options, value_bytes } => {
-                    let value = complete_data(*value_bytes)?;
-                    let operation = DirectOperation::Store { mode: options.mode, value };
-                    DirectCommand::Execute { key: key.as_bytes(), operation, in_flight: InFlight::Store }
+                    let value = complete_data(sgl, capsule.data, value_bytes)?;
+                    (key, KeyOperation::Execute(DirectOperation::Store { mode: options.mode, value }))
                 }
-                KvCommand::Delete { key } => DirectCommand::Execute {
-                    key: key.as_bytes(),
-                    operation: DirectOperation::Delete,
-                    in_flight: delete,
-                },
-                KvCommand::Exist { key } => DirectCommand::Execute {
-                    key: key.as_bytes(),
-                    operation: DirectOperation::Exist,
-                    in_flight: InFlight::Exist { return_length: false },
-                },
+                KvCommand::Delete { key } => (key, KeyOperation::Execute(DirectOperation::Delete)),
+                KvCommand::Exist { key } => (key, KeyOperation::Execute(DirectOperation::Exist)),
                 KvCommand::Flush | KvCommand::List { .. } => return None,
             },
             IoCommand::Vendor(command, _) => {
-                let data = complete_data(command.host_data_bytes() as u32)?;
+                let data = complete_data(sgl, capsule.data, command.host_data_bytes() as u32)?;
                 let (key, value) = data.split_at(usize::from(command.key_bytes()));
-                match *command {
-                    VendorCommand::Retrieve { limit_bytes, .. } => {
-                        DirectCommand::Retrieve { key, limit_bytes }
-                    }
+                let operation = match command {
+                    VendorCommand::Retrieve { limit_bytes, .. } => KeyOperation::Retrieve { limit_bytes },
                     VendorCommand::Store { options, .. } => {
-                        let operation = DirectOperation::Store { mode: options.mode, value };
-                        DirectCommand::Execute { key, operation, in_flight: InFlight::Store }
+                        KeyOperation::Execute(DirectOperation::Store { mode: options.mode, value })
                     }
-                    VendorCommand::Delete { .. } => {
-                        DirectCommand::Execute { key, operation: DirectOperation::Delete, in_flight: delete }
-                    }
-                    VendorCommand::Exist { .. } => DirectCommand::Execute {
-                        key,
-                        operation: DirectOperation::Exist,
-                        in_flight: InFlight::Exist { return_length: true },
-                    },
+                    VendorCommand::Delete { .. } => KeyOperation::Execute(DirectOperation::Delete),
+                    VendorCommand::Exist { .. } => KeyOperation::Execute(DirectOperation::Exist),
                     VendorCommand::List { .. } => return None,
-                }
-            }
-            IoCommand::Block(BlockCommand { command: NvmCommand::Read { range }, range_bytes, .. }) => {
-                DirectCommand::Read { range: *range, bytes: *range_bytes }
+                };
+                return Some(KeyCommand { key: CommandKey::Data(key), operation });
             }
             IoCommand::Block(_) => return None,
-        })
+        };
+        Some(KeyCommand { key: CommandKey::Sqe(key), operation })
+    }
+
+    #[inline(always)]
+    fn begin(&self, direct: &mut D) -> Option<D::Lookup> {
+        direct.begin_lookup(self.key.as_bytes())
+    }
+
+    #[inline(always)]
+    fn advance(begun: &mut [D::Lookup], direct: &mut D) {
+        direct.advance_lookups(begun, DirectStage::Entries);
+        direct.advance_lookups(begun, DirectStage::Records);
+    }
+
+    #[inline(always)]
+    fn complete(
+        &self,
+        lookup: &D::Lookup,
+        sqe: &Sqe,
+        connection: &mut Connection,
+        pool: &BufferPool,
+        direct: &mut D,
+    ) -> Option<usize> {
+        let (command_id, namespace, key) = (sqe.command_id(), sqe.namespace(), self.key.as_bytes());
+        let operation = match self.operation {
+            KeyOperation::Retrieve { limit_bytes } => {
+                let in_flight = InFlight::Retrieve { limit_bytes };
+                let (mut sent_bytes, writer) = (0, &mut connection.pdu_writer);
+                let exists = direct.retrieve(key, lookup, |value| {
+                    let value_bytes = value.as_bytes().len();
+                    sent_bytes = value_bytes.min(limit_bytes as usize);
+                    let dw0 = io_commands::data_dw0(in_flight, value_bytes);
+                    writer.write_data_and_success(command_id, value, sent_bytes, dw0, pool)
+                })?;
+                connection.counters.count_operation(CountedOperation::Retrieve);
+                match exists {
+                    true => connection.counters.count_sent_data(in_flight, sent_bytes),
+                    false => {
+                        let outcome = RequestOutcome::NotFound;
+                        connection.complete_command(command_id, namespace, in_flight, outcome);
+                    }
+                }
+                return Some(sent_bytes);
+            }
+            KeyOperation::Execute(operation) => operation,
+        };
+        let outcome = direct.execute(key, lookup, operation)?;
+        let (counted, in_flight, bytes) = match operation {
+            DirectOperation::Store { value, .. } => {
+                let value_bytes = value.len() as u32;
+                (CountedOperation::Store { value_bytes }, InFlight::Store, value.len())
+            }
+            DirectOperation::Delete => (CountedOperation::Delete, InFlight::Delete { namespace }, 0),
+            DirectOperation::Exist => {
+                let return_length = matches!(self.key, CommandKey::Data(_));
+                (CountedOperation::Exist, InFlight::Exist { return_length }, 0)
+            }
+        };
+        connection.counters.count_operation(counted);
+        connection.complete_command(command_id, namespace, in_flight, outcome);
+        Some(bytes)
+    }
+}
+
+impl<'a, D: DirectBackend> DirectCommand<'a, D> for ReadCommand {
+    type Begun = ();
+
+    const LONG_WAY: ReadCommand = ReadCommand { range: LbaRange { lba: Lba(0), blocks: 0 }, bytes: 0 };
+
+    #[inline(always)]
+    fn check(capsule: &PlainCapsule<'a>, context: &CommandContext<'_>) -> Option<ReadCommand> {
+        // Of the check that follows, the compiler keeps what concerns this opcode.
+        if capsule.sqe.opcode != nvm::opcode::READ {
+            return None;
+        }
+        let sgl = capsule.sqe.sgl.check().ok()?;
+        match nvm_commands::check(capsule.sqe, sgl, context).ok()? {
+            IoCommand::Block(BlockCommand { command: NvmCommand::Read { range }, range_bytes, .. }) => {
+                Some(ReadCommand { range, bytes: range_bytes })
+            }
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn begin(&self, direct: &mut D) -> Option<()> {
+        direct.prefetch_blocks(self.range).then_some(())
+    }
+
+    #[inline(always)]
+    fn advance(_: &mut [()], _: &mut D) {}
+
+    #[inline(always)]
+    fn complete(
+        &self,
+        (): &(),
+        sqe: &Sqe,
+        connection: &mut Connection,
+        pool: &BufferPool,
+        direct: &mut D,
+    ) -> Option<usize> {
+        let in_flight = InFlight::Blocks(BlockOp::Read { lba: self.range.lba, bytes: self.bytes });
+        let writer = &mut connection.pdu_writer;
+        direct.read_blocks(self.range, |blocks| {
+            let blocks_bytes = blocks.as_bytes().len();
+            let dw0 = io_commands::data_dw0(in_flight, blocks_bytes);
+            writer.write_data_and_success(sqe.command_id(), blocks, blocks_bytes, dw0, pool)
+        })?;
+        connection.counters.count_operation(CountedOperation::Read);
+        connection.counters.count_sent_data(in_flight, self.bytes as usize);
+        Some(self.bytes as usize)
     }
 }
 
@@ -126,7 +272,7 @@ impl Connection {
     }
 
     /// Receives the capsules at the head of the bytes. `None` if there is none that this file handles.
-    #[inline(never)]
+    #[inline]
     pub(super) fn receive_group<D: DirectBackend>(
         &mut self,
         now: Nanos,
@@ -135,49 +281,71 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
         direct: &mut D,
     ) -> Option<ReceiveStep> {
+        self.target.namespace_directory.refresh(&mut self.namespaces);
         let first = PlainCapsule::recognize(bytes, self.in_capsule_bytes_max())?;
-        let namespace = first.sqe.namespace();
+        match self.namespaces.get(first.sqe.namespace())?.kind {
+            NamespaceKind::KeyValue { .. } => {
+                self.receive_group_of::<KeyCommand<'_>, D>(now, bytes, pool, requests, direct)
+            }
+            NamespaceKind::Block { .. } => {
+                self.receive_group_of::<ReadCommand, D>(now, bytes, pool, requests, direct)
+            }
+        }
+    }
+
+    /// [`Connection::receive_group`] for the command set of the first capsule's namespace. REQUIRES: the namespaces are current.
+    #[inline(never)]
+    fn receive_group_of<'a, C: DirectCommand<'a, D>, D: DirectBackend>(
+        &mut self,
+        now: Nanos,
+        bytes: &'a [u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+        direct: &mut D,
+    ) -> Option<ReceiveStep> {
+        let namespace = PlainCapsule::recognize(bytes, self.in_capsule_bytes_max())?.sqe.namespace();
         if !direct.select(namespace) {
             return None;
         }
-        let mut group = SmallVec::<[GroupedCommand<'_, D::Lookup>; GROUP_COMMANDS_MAX]>::new();
-        self.target.namespace_directory.refresh(&mut self.namespaces);
-        let data_bytes_max = self.in_capsule_bytes_max();
+        let mut group = SmallVec::<[GroupedCommand<'a, C>; GROUP_COMMANDS_MAX]>::new();
+        let mut begun = SmallVec::<[C::Begun; GROUP_COMMANDS_MAX]>::new();
+        // What fails all commands of the namespace is reported by the long way.
+        let context = self.command_context(namespace).ok()?;
+        let data_bytes_max = context.target.config().in_capsule_bytes;
         let mut rest = bytes;
         while group.len() < GROUP_COMMANDS_MAX
             && let Some(capsule) = PlainCapsule::recognize(rest, data_bytes_max)
             && capsule.sqe.opcode != FABRICS_OPCODE
             && capsule.sqe.namespace() == namespace
         {
-            let checked = self.check_current_io_command(capsule.sqe);
-            let target = begin(&checked, capsule.data, direct);
-            group.push(GroupedCommand { capsule, checked, target });
-            if matches!(target, DirectTarget::LongWay) {
-                break;
-            }
             rest = &rest[capsule.pdu_bytes()..];
+            let Some(command) = C::check(&capsule, &context) else {
+                group.push(GroupedCommand { capsule, command: C::LONG_WAY });
+                break;
+            };
+            group.push(GroupedCommand { capsule, command });
+            // From where it is now: a key in the SQE is copied there.
+            match group.last().and_then(|grouped| grouped.command.begin(direct)) {
+                Some(begun_command) => begun.push(begun_command),
+                None => break,
+            }
         }
         if group.is_empty() {
             return None;
         }
         if group.len() > 1 {
-            for stage in [DirectStage::Entries, DirectStage::Records] {
-                for command in &mut group {
-                    if let DirectTarget::Key(lookup) = &mut command.target {
-                        direct.advance_lookup(lookup, stage);
-                    }
-                }
-            }
+            C::advance(&mut begun, direct);
         }
         direct.begin_execution();
         let (mut consumed_bytes, mut completed, mut data_bytes) = (0, 0, 0);
         let mut stalled = None;
         let (mut unsent_bytes, mut unsent_bytes_max) = (self.unsent_bytes(), self.unsent_bytes_max(pool));
-        for GroupedCommand { capsule, checked, target } in &group {
+        for (index, GroupedCommand { capsule, command }) in group.iter().enumerate() {
             // What may not begin now, the long way delays or refuses.
             if unsent_bytes <= unsent_bytes_max
                 && self.slots.may_take(capsule.sqe.command_id())
-                && let Some(bytes) = self.complete_at_once(capsule, checked, target, pool, direct)
+                && let Some(begun) = begun.get(index)
+                && let Some(bytes) = command.complete(begun, capsule.sqe, self, pool, direct)
             {
                 completed += 1;
                 data_bytes += bytes as u64;
@@ -190,7 +358,7 @@ impl Connection {
                 continue;
             }
             let (sqe, data) = (capsule.sqe, Capsule { data: capsule.data, has_bad_digest: false });
-            match self.handle_command(now, sqe, data, Some(*checked), pool, requests) {
+            match self.handle_command(now, sqe, data, pool, requests) {
                 Ok(None) => {
                     consumed_bytes += capsule.pdu_bytes();
                     (unsent_bytes, unsent_bytes_max) = (self.unsent_bytes(), self.unsent_bytes_max(pool));
@@ -213,87 +381,4 @@ impl Connection {
             _ => ReceiveStep::Consumed(consumed_bytes),
         })
     }
-
-    /// Executes and completes a command, if it need not wait. Gives the bytes of its data; `None` if it has to take the long
-    /// way.
-    #[inline]
-    fn complete_at_once<D: DirectBackend>(
-        &mut self,
-        capsule: &PlainCapsule<'_>,
-        checked: &Result<CheckedCommand, Status>,
-        target: &DirectTarget<D::Lookup>,
-        pool: &BufferPool,
-        direct: &mut D,
-    ) -> Option<usize> {
-        let Ok(checked) = checked else { return None };
-        let (command_id, namespace) = (capsule.sqe.command_id(), checked.namespace);
-        match (DirectCommand::new(checked, capsule.data), target) {
-            (Some(DirectCommand::Retrieve { key, limit_bytes }), DirectTarget::Key(lookup)) => {
-                let in_flight = InFlight::Retrieve { limit_bytes };
-                let (mut sent_bytes, writer) = (0, &mut self.pdu_writer);
-                let mut receive = |value: DataRef<'_>| {
-                    let value_bytes = value.as_bytes().len();
-                    sent_bytes = value_bytes.min(limit_bytes as usize);
-                    let dw0 = io_commands::data_dw0(in_flight, value_bytes);
-                    writer.write_data_and_success(command_id, value, sent_bytes, dw0, pool)
-                };
-                let exists = direct.retrieve(key, lookup, &mut receive)?;
-                self.counters.count_operation(CountedOperation::Retrieve);
-                match exists {
-                    true => self.counters.count_sent_data(in_flight, sent_bytes),
-                    false => {
-                        self.complete_command(command_id, namespace, in_flight, RequestOutcome::NotFound);
-                    }
-                }
-                Some(sent_bytes)
-            }
-            (Some(DirectCommand::Execute { key, operation, in_flight }), DirectTarget::Key(lookup)) => {
-                let outcome = direct.execute(key, lookup, operation)?;
-                let (counted, bytes) = match operation {
-                    DirectOperation::Store { value, .. } => {
-                        (CountedOperation::Store { value_bytes: value.len() as u32 }, value.len())
-                    }
-                    DirectOperation::Delete => (CountedOperation::Delete, 0),
-                    DirectOperation::Exist => (CountedOperation::Exist, 0),
-                };
-                self.counters.count_operation(counted);
-                self.complete_command(command_id, namespace, in_flight, outcome);
-                Some(bytes)
-            }
-            (Some(DirectCommand::Read { range, bytes }), DirectTarget::Blocks) => {
-                let in_flight = InFlight::Blocks(BlockOp::Read { lba: range.lba, bytes });
-                let writer = &mut self.pdu_writer;
-                let mut receive = |blocks: DataRef<'_>| {
-                    let blocks_bytes = blocks.as_bytes().len();
-                    let dw0 = io_commands::data_dw0(in_flight, blocks_bytes);
-                    writer.write_data_and_success(command_id, blocks, blocks_bytes, dw0, pool)
-                };
-                direct.read_blocks(range, &mut receive)?;
-                self.counters.count_operation(CountedOperation::Read);
-                self.counters.count_sent_data(in_flight, bytes as usize);
-                Some(bytes as usize)
-            }
-            _ => None,
-        }
-    }
-}
-
-/// Begins what a command will access.
-#[inline]
-fn begin<D: DirectBackend>(
-    checked: &Result<CheckedCommand, Status>,
-    data: &[u8],
-    direct: &mut D,
-) -> DirectTarget<D::Lookup> {
-    let Ok(checked) = checked else { return DirectTarget::LongWay };
-    let is_begun = match DirectCommand::new(checked, data) {
-        Some(DirectCommand::Retrieve { key, .. } | DirectCommand::Execute { key, .. }) => {
-            direct.begin_lookup(key).map(DirectTarget::Key)
-        }
-        Some(DirectCommand::Read { range, .. }) => {
-            direct.prefetch_blocks(range).then_some(DirectTarget::Blocks)
-        }
-        None => None,
-    };
-    is_begun.unwrap_or(DirectTarget::LongWay)
 }

@@ -146,7 +146,7 @@ impl Connection {
         match header {
             PduHeader::Command(sqe) => {
                 let capsule = self.parse_capsule(&layout, bytes);
-                match self.handle_command(now, sqe, capsule, None, pool, requests) {
+                match self.handle_command(now, sqe, capsule, pool, requests) {
                     Ok(None) => ReceiveStep::Consumed(needed),
                     Ok(Some(stall)) => ReceiveStep::Stalled(stall),
                     Err(error) => self.terminate_and_discard(now, error, bytes),

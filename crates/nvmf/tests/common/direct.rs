@@ -2,7 +2,7 @@
 
 use super::*;
 use octokv_base::{DataRef, Received};
-use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange, ReceiveData};
+use octokv_nvmf::{DirectBackend, DirectOperation, DirectStage, LbaRange};
 use octokv_wire::send_buffer::ResponseData;
 
 /// See the module header.
@@ -31,7 +31,7 @@ impl DirectMemory<'_> {
 }
 
 /// Gives data to a connection, and holds what it asks for.
-pub fn give(data: DataRef<'_>, loans: &mut Vec<Vec<u8>>, receive: &mut ReceiveData<'_>) {
+pub fn give(data: DataRef<'_>, loans: &mut Vec<Vec<u8>>, mut receive: impl FnMut(DataRef<'_>) -> Received) {
     if let Received::Lent(bytes) = receive(data) {
         assert!(matches!(data, DataRef::Borrowed(_)), "a shared buffer need not be lent");
         loans.push(data.as_bytes()[..bytes].to_vec());
@@ -74,15 +74,22 @@ impl DirectBackend for DirectMemory<'_> {
     fn begin_lookup(&mut self, key: &[u8]) -> Option<Self::Lookup> {
         (!key.len().is_multiple_of(5)).then_some(None)
     }
-    fn advance_lookup(&mut self, lookup: &mut Self::Lookup, stage: DirectStage) {
-        assert_eq!(stage == DirectStage::Records, lookup.is_some(), "each stage once, in order");
-        *lookup = Some(stage);
+    fn advance_lookups(&mut self, lookups: &mut [Self::Lookup], stage: DirectStage) {
+        for lookup in lookups {
+            assert_eq!(stage == DirectStage::Records, lookup.is_some(), "each stage once, in order");
+            *lookup = Some(stage);
+        }
     }
     fn prefetch_blocks(&mut self, _: LbaRange) -> bool {
         true
     }
     fn begin_execution(&mut self) {}
-    fn retrieve(&mut self, key: &[u8], _: &Self::Lookup, receive: &mut ReceiveData<'_>) -> Option<bool> {
+    fn retrieve(
+        &mut self,
+        key: &[u8],
+        _: &Self::Lookup,
+        receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<bool> {
         let operation = RequestOperation::Retrieve { key: Key::new(key).unwrap(), limit_bytes: u32::MAX };
         match self.execute_some(operation)? {
             RequestOutcome::Value { buffer, offset, bytes } => {
@@ -101,7 +108,7 @@ impl DirectBackend for DirectMemory<'_> {
     ) -> Option<RequestOutcome> {
         self.execute_some(request_operation(key, operation))
     }
-    fn read_blocks(&mut self, range: LbaRange, receive: &mut ReceiveData<'_>) -> Option<()> {
+    fn read_blocks(&mut self, range: LbaRange, receive: impl FnMut(DataRef<'_>) -> Received) -> Option<()> {
         match self.execute_some(RequestOperation::Read { range })? {
             RequestOutcome::Blocks { buffer } => {
                 give(DataRef::Borrowed(&buffer), self.loans, receive);
