@@ -9,10 +9,9 @@
 //! ```
 //! `io_commands` dispatches; `kv_commands` and `nvm_commands` build and interpret these values.
 
-use crate::controller::Controller;
+use crate::config::SubsystemConfig;
 use crate::io_request::{RequestOperation, StoreMode};
 use crate::namespace_info::NamespaceInfo;
-use crate::subsystem::Target;
 use octokv_base::{DataBuffer, Key, Lba, NamespaceId, RecordLayout};
 use octokv_wire::fabrics::ControllerConfiguration;
 use octokv_wire::kv::KvCommand;
@@ -20,17 +19,18 @@ use octokv_wire::nvm::NvmCommand;
 use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{SglKind, Status};
 
-/// The inputs of checking a command, besides its SQE: the same for all commands of a namespace that arrive together. What few
-/// commands need is computed for those.
+/// The inputs of checking a command, besides its SQE: the same for all commands of a namespace that arrive together.
 #[derive(Clone, Copy)]
 pub(crate) struct CommandContext<'a> {
     pub namespace: &'a NamespaceInfo,
     /// The serial number of the namespace.
     pub namespace_serial: u64,
-    /// With its limits.
-    pub target: &'a Target,
-    /// The controller of the queue, with its features.
-    pub controller: &'a Controller,
+    /// Limits of the target.
+    pub config: &'a SubsystemConfig,
+    /// MDTS in bytes: the longest data of a command on blocks.
+    pub transfer_bytes_max: u64,
+    /// Feature 06h: writes may stay in a volatile cache.
+    pub write_cache_enabled: bool,
 }
 
 /// A command of an I/O queue whose SQE was checked.

@@ -26,7 +26,7 @@ use octokv_wire::{SglKind, Sqe, Status};
 pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Result<IoCommand, Status> {
     let (namespace, sgl_bytes) = (context.namespace, sgl.bytes());
     // A list is at most as long as a value.
-    let listing_bytes_max = context.target.config().value_bytes_max;
+    let listing_bytes_max = context.config.value_bytes_max;
     let limits = namespace.key_value_limits();
     if sqe.opcode & 0x80 != 0 {
         let command = check_vendor(sqe, namespace, listing_bytes_max)?;

@@ -50,7 +50,7 @@ pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Re
         }
         NvmCommand::Write { range, force_unit_access }
         | NvmCommand::WriteZeroes { range, force_unit_access, .. } => {
-            *force_unit_access |= !context.controller.is_write_cache_enabled();
+            *force_unit_access |= !context.write_cache_enabled;
             Some(*range)
         }
         NvmCommand::Flush | NvmCommand::DatasetManagement { .. } => None,
@@ -58,7 +58,7 @@ pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Re
     let mut range_bytes = 0;
     if let Some(range) = range {
         let bytes = u64::from(range.blocks) * u64::from(block_bytes);
-        if bytes > context.target.transfer_bytes_max() {
+        if bytes > context.transfer_bytes_max {
             return Err(INVALID_FIELD);
         }
         check_range(range, namespace_blocks)?;

@@ -201,8 +201,9 @@ impl Connection {
         Ok(CommandContext {
             namespace: &entry.info,
             namespace_serial: entry.serial,
-            target: &self.target,
-            controller: &queue.controller,
+            config: self.target.config(),
+            transfer_bytes_max: self.target.transfer_bytes_max(),
+            write_cache_enabled: queue.controller.is_write_cache_enabled(),
         })
     }
 

@@ -311,7 +311,7 @@ impl Connection {
         let mut begun = SmallVec::<[C::Begun; GROUP_COMMANDS_MAX]>::new();
         // What fails all commands of the namespace is reported by the long way.
         let context = self.command_context(namespace).ok()?;
-        let data_bytes_max = context.target.config().in_capsule_bytes;
+        let data_bytes_max = context.config.in_capsule_bytes;
         let mut rest = bytes;
         while group.len() < GROUP_COMMANDS_MAX
             && let Some(capsule) = PlainCapsule::recognize(rest, data_bytes_max)
