@@ -10,6 +10,7 @@ mod hash_conformance;
 mod hash_contract;
 mod hash_corrupt_images;
 mod hash_direct;
+mod hash_disk_bytes;
 mod hash_fixtures;
 mod hash_group_commit;
 mod hash_maintenance;

@@ -174,6 +174,9 @@ impl HashCore {
                 let Ok((header, key)) = self.volume.record_header(&buffer, record_ref.location) else {
                     continue;
                 };
+                if key.len() > octokv_base::KEY_BYTES_MAX {
+                    continue;
+                }
                 let is_key = self.volume.is_record(record_ref, &header) && self.is_live(&header);
                 if has_space && is_key {
                     has_space = sink.offer(key);

@@ -12,14 +12,16 @@
 //! ```
 //! The other bytes, and what keeps it safe, are [`crate::common::superblock`]'s.
 
+use super::index::RECORD_UNITS_MAX;
 use super::journal::IndexChange;
-use super::record::RecordFormat;
+use super::record::{RecordFormat, record_bytes};
 use crate::HashKind;
 use crate::common::journal::batch_units_max;
 use crate::common::superblock::{
     COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES, Superblock,
     SuperblockError, SuperblockField, SuperblockHeader,
 };
+use octokv_base::KEY_BYTES_MAX;
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
@@ -157,11 +159,20 @@ impl HashSuperblock {
             && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
                 .iter()
                 .all(|&count| count < COUNT_MAX)
+            // Batches count from 1: 0 is "none".
+            && self.checkpoint.batch > 0
             && self.incarnation < u32::MAX
             && self.journal_units >= RING_BATCHES_MIN * batch_units_max::<IndexChange>(self.unit_bytes)
             && self.journal_units < JOURNAL_UNITS_MAX
             && self.checkpoint.journal_unit < self.journal_units
             && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
+            && self.record_units_max() <= RECORD_UNITS_MAX
+    }
+
+    /// Units of the longest record.
+    fn record_units_max(&self) -> u64 {
+        let bytes = record_bytes(KEY_BYTES_MAX, self.value_bytes_max as usize) as u64;
+        bytes.div_ceil(u64::from(self.unit_bytes))
     }
 }
 
@@ -402,12 +413,17 @@ mod tests {
             superblock.journal_units = units as u32;
             superblock.data_start_unit = 4 + 2 * units + 40;
         };
-        let limits: [(&str, u64, u64, Change); 10] = [
+        let limits: [(&str, u64, u64, Change); 12] = [
             ("records", (1 << 36) - 172 - 1, (1 << 36) - 172, |s, units| s.data_units = units),
             ("partitions of the index", 20, 21, |s, log2| s.index_partitions_log2 = log2 as u8),
             ("partitions of the bitmap", 12, 13, |s, log2| s.bitmap_partitions_log2 = log2 as u8),
             ("generation", COUNT_MAX - 1, COUNT_MAX, |s, count| s.generation = count),
             ("entry", COUNT_MAX - 1, COUNT_MAX, |s, count| s.checkpoint.entry = count),
+            ("first batch", 1, 0, |s, batch| s.checkpoint.batch = batch),
+            // The longest key and its header take 1,088 bytes.
+            ("longest value", 8_191 * 4_096 - 1_088, 8_191 * 4_096 - 1_087, |s, bytes| {
+                s.value_bytes_max = bytes as u32
+            }),
             ("incarnation", u32::MAX as u64 - 1, u32::MAX as u64, |s, count| s.incarnation = count as u32),
             ("shortest ring", 64, 63, ring),
             ("longest ring", (1 << 31) - 1, 1 << 31, ring),
