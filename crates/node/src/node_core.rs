@@ -38,7 +38,7 @@ const _: () = assert!(OPERATIONS_PER_REQUEST_MAX * REQUESTS_MAX < TIMERS_MAX);
 
 /// Upper bound on the cores of a node: the scheduler's core index has 16 bits.
 const CORES_MAX: usize = 1 << 16;
-// A request has one position in the queue of a key's lock or of a namespace's ranges.
+// A request has one lock of a key, or one position in the queue of such a lock or of a namespace's ranges.
 const _: () = assert!(REQUESTS_MAX * CORES_MAX < WAITERS_MAX);
 
 /// The parts of a core, from its driver and its node.

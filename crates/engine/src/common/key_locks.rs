@@ -8,9 +8,12 @@
 //!   lock ──────────────▶ held ──drop──▶ next     queued ──────────────▶ granted ──poll──▶ held
 //! ```
 //! Invariants: FIFO order; a waiter that is no longer in the queue of its key has the lock; a waiter that is dropped
-//! leaves the queue, or passes the lock on if it was granted.
+//! leaves the queue, or passes the lock on if it was granted. A lock is found in a few steps, however many are held
+//! ([`super::held_numbers`]); at most [`HELD_LOCKS_MAX`] are.
 
+use super::held_numbers::HeldNumbers;
 use octokv_base::map::FxHashMap;
+use octokv_runtime::waiter_queue::WAITERS_MAX;
 use octokv_runtime::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -27,10 +30,14 @@ pub struct KeyLocks {
     held_count: AtomicUsize,
 }
 
+/// Most held locks of a shard: one for each operation in flight on any core, abandoned ones included. A waiter of each of them may
+/// be in one queue, so it is the bound of those.
+pub const HELD_LOCKS_MAX: usize = WAITERS_MAX;
+
 #[derive(Default)]
 struct HeldKeys {
-    /// The numbers of the locked keys, in no order: one per writer of the shard, so few that a search needs no table.
-    held: Vec<u64>,
+    /// The numbers of the locked keys.
+    held: HeldNumbers<HELD_LOCKS_MAX>,
     /// The waiters, by key. A key is here from its first waiter on until its lock is free, so that tickets are not reused.
     waiters: FxHashMap<u64, WaiterQueue<()>>,
 }
@@ -58,19 +65,18 @@ impl KeyLocks {
         }
     }
 
-    /// Locks `number` if it is free, or takes a turn behind all earlier callers.
+    /// Locks `number` if it is free, or takes a turn behind all earlier callers. REQUIRES: it is not [`u64::MAX`].
     ///
     /// # Errors
     /// The waiter for the lock, which is held.
     #[inline]
     pub fn lock_or_queue(&self, number: u64) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
         let mut locks = self.keys.lock();
-        if locks.held.contains(&number) {
+        if !locks.held.insert(number) {
             let ticket = locks.waiters.entry(number).or_default().push(());
             return Err(KeyWaiter { locks: self, number, ticket: Some(ticket) });
         }
-        locks.held.push(number);
-        self.held_count.fetch_add(1, Ordering::Relaxed);
+        self.held_count.store(locks.held.count(), Ordering::Relaxed);
         Ok(KeyGuard { locks: self, number })
     }
 
@@ -86,9 +92,8 @@ impl KeyLocks {
             }
             locks.waiters.remove(&number);
         }
-        let at = locks.held.iter().position(|&held| held == number);
-        locks.held.swap_remove(at.expect("released a lock that nobody holds"));
-        self.held_count.fetch_sub(1, Ordering::Relaxed);
+        assert!(locks.held.remove(number), "released a lock that nobody holds");
+        self.held_count.store(locks.held.count(), Ordering::Relaxed);
     }
 
     /// Whether somebody has the lock of `number`. While no lock of the shard is held it writes nothing, so that the line stays in
@@ -97,12 +102,12 @@ impl KeyLocks {
     /// REQUIRES: what orders this call after the begin of a holder (in the engine, the lock of an index partition that both
     /// take) also shows its count here; without such an order the answer may be of a moment before.
     pub fn is_locked(&self, number: u64) -> bool {
-        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(&number)
+        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(number)
     }
 
     /// Whether no lock is held.
     pub fn is_free(&self) -> bool {
-        self.keys.lock().held.is_empty()
+        self.keys.lock().held.count() == 0
     }
 }
 
@@ -182,6 +187,29 @@ mod tests {
         assert_eq!((is_locked(1), is_locked(2)), ([false, false], [true, false]));
         drop(other);
         assert_eq!(is_locked(2), [false, false]);
+    }
+
+    #[test]
+    fn thousands_of_keys_of_a_shard_are_locked_and_released_in_any_order() {
+        let locks = KeyLocks::default();
+        let number = |index: u64| octokv_base::prng::mix64(index) >> 9;
+        let lock = |index| locks.lock_or_queue(number(index)).unwrap_or_else(|_| panic!("{index} is free"));
+        let mut guards: Vec<(u64, KeyGuard)> = (0..5_000).map(|index| (index, lock(index))).collect();
+        assert!((0..5_000).all(|index| locks.is_locked(number(index))));
+        assert!((5_000..10_000).all(|index| !locks.is_locked(number(index))));
+        let mut waiter = Box::pin(locks.lock(number(77)));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(waiter.as_mut().poll(&mut context).is_pending());
+        let mut random = octokv_base::Prng::new(1);
+        while !guards.is_empty() {
+            let (index, guard) = guards.swap_remove(random.below(guards.len() as u64) as usize);
+            drop(guard);
+            assert_eq!(locks.is_locked(number(index)), index == 77, "{index} has a waiter");
+            assert!(guards.iter().take(3).all(|(index, _)| locks.is_locked(number(*index))));
+        }
+        assert!(!locks.is_free());
+        drop(waiter);
+        assert!(locks.is_free() && locks.keys.lock().waiters.is_empty());
     }
 
     #[derive(Default)]

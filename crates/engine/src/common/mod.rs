@@ -7,7 +7,7 @@
 //! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush.
 //!   [`journal_reader`]: their replay.
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
-//! - [`key_locks`]: one writer at a time per key.
+//! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
 
 pub mod abandoned;
@@ -15,6 +15,7 @@ pub mod allocator;
 pub mod commit_queue;
 pub mod epoch;
 pub mod group_commit;
+pub mod held_numbers;
 pub mod image_stream;
 pub mod journal;
 pub mod journal_reader;

@@ -14,6 +14,7 @@ use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, SpaceAllocator};
 use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
+use crate::common::held_numbers::SHARD_BITS;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
@@ -28,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Shards of the key locks: cores that write different keys rarely contend.
-const KEY_LOCK_SHARDS: usize = 64;
+const KEY_LOCK_SHARDS: usize = 1 << SHARD_BITS;
 
 /// One partition of the index, in a cache line of its own: cores write the locks of two partitions at a time.
 #[derive(Default)]
