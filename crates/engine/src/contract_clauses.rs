@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Waker};
+use std::task::{Context, Wake, Waker};
 
 /// A wall clock that a test sets.
 #[derive(Clone, Default)]
@@ -40,6 +40,16 @@ pub struct Clauses<'a, E> {
     pub engine: &'a E,
     /// Called while an operation waits.
     pub idle: IdleHook<'a>,
+}
+
+/// Counts the wake-ups of a task.
+#[derive(Default)]
+struct WakeCount(AtomicU64);
+
+impl Wake for WakeCount {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 /// One entry of a scan, owned.
@@ -157,6 +167,39 @@ impl<E: Engine> Clauses<'_, E> {
             }
         }
         half_done
+    }
+
+    /// A write that is dropped half done keeps its key locked and the volume busy until [`Engine::run_abandoned`] has ended it.
+    /// The task that runs that was there before the drop, which wakes it.
+    pub fn abandoned_writes(&self, is_idle: &dyn Fn() -> bool) {
+        let key = key_of(1);
+        for is_put in [true, false] {
+            assert_eq!(self.put(&key, 1, PutOptions::default()), PutOutcome::Stored);
+            let wakes = Arc::new(WakeCount::default());
+            let waker = Waker::from(Arc::clone(&wakes));
+            let runner_context = &mut Context::from_waker(&waker);
+            let mut runner = pin!(self.engine.run_abandoned());
+            assert!(runner.as_mut().poll(runner_context).is_pending() && is_idle());
+            let value = value_of(&key, 2, 100);
+            let record = record_of(self.engine.record_layout(), &key, &value);
+            let put = self.engine.put_with(&key, PutValue::new(record, 100), PutOptions::default());
+            let has_ended = match is_put {
+                true => self.drop_after(1, put),
+                false => self.drop_after(1, self.engine.delete(&key)),
+            };
+            assert!(!has_ended && wakes.0.load(Ordering::Relaxed) > 0, "the drop wakes the runner");
+            let mut next = pin!(self.engine.delete(&key));
+            assert!(!self.poll_times(next.as_mut(), 100) && !is_idle(), "it holds its key");
+            let mut polls = 0..10_000;
+            let mut next_has_ended = false;
+            while !next_has_ended || !is_idle() {
+                assert!(polls.next().is_some(), "an abandoned write does not end");
+                assert!(runner.as_mut().poll(runner_context).is_pending(), "it never ends");
+                next_has_ended = next_has_ended || self.poll_times(next.as_mut(), 1);
+                (self.idle.borrow_mut())();
+            }
+            assert_eq!(self.found(&key), None, "the delete that waited was the last");
+        }
     }
 
     /// Whether a future ended within some polls; between them other things make progress.

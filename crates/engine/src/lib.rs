@@ -95,8 +95,11 @@ impl<F: FnMut(&ScanEntry<'_>) -> bool> ScanSink for F {
 /// Any core may run any operation on any key, unless [`Engine::owner_core`] names one; concurrent operations on one key
 /// are linearizable.
 ///
-/// The future of an operation may be dropped at any time: what it holds is released, and its write happens or not, as a whole
-/// ([`Engine::run_abandoned`]). Only [`Engine::maintain`] has to run until the volume is idle.
+/// Dropped operations: the future of an operation may be dropped at any time, except those of [`Engine::maintain`], which has to
+/// run until the volume is idle, and [`Engine::run_abandoned`]. A future that was never polled has done nothing. A read releases
+/// what it holds at once. A write happens or not, as a whole, and its caller does not learn which. If it is half done it is abandoned:
+/// it keeps the lock of its key, its space and its buffers, other writes may wait for it, and the volume is not idle. Only
+/// [`Engine::run_abandoned`], of the handle on which the write began, runs it to its end and releases what it holds.
 ///
 /// Versions: a write with a version applies only if it is newer than the key's version, one without always; the version
 /// of a key never decreases, deletes included, until [`Engine::forget_below`]. Expiry: a key whose time has come is as one
@@ -175,9 +178,10 @@ pub trait Engine {
     /// The volume's work in the background: checkpoints, deferred flushes, compaction. Ends when the volume is read-only or
     /// has no such work. REQUIRES: exactly one core runs it while the volume is open. `report` receives each error.
     fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()>;
-    /// Runs the operations whose futures were dropped half done to their end; never ends. Until then they hold what they
-    /// hold, their key's lock for example, and the volume is not idle. REQUIRES: each core runs it on its handle while
-    /// operations may be dropped.
+    /// Runs the abandoned operations of this handle to their end, those included that are dropped from now on; never ends. An
+    /// engine whose writes end in their first poll has none. REQUIRES: while operations may be dropped, exactly one task of the
+    /// handle's core runs it, until the volume is idle. To drop it, or the handle, before that is a crash of the core to the volume:
+    /// the volume may become read-only, and what other cores wrote remains.
     fn run_abandoned(&self) -> impl Future<Output = ()> {
         std::future::pending()
     }

@@ -91,6 +91,11 @@ fn futures_may_be_dropped_after_any_poll() {
 }
 
 #[test]
+fn abandoned_writes_are_run_by_a_task_that_waits_for_them() {
+    holds(HashKind::Xxh3, |clauses| clauses.abandoned_writes(&|| clauses.engine.volume().is_idle()));
+}
+
+#[test]
 fn what_the_format_lacks_is_refused_by_name() {
     for capability in [Capability::Versions, Capability::Expiry, Capability::Reclaim] {
         holds_in(1, HashKind::Xxh3, |clauses, _| clauses.lacks(capability));
