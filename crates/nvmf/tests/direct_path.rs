@@ -114,8 +114,8 @@ impl DirectBackend for DirectEngine<'_> {
     }
 }
 
-/// By command: status, DW0, DW1 and data.
-type Responses = BTreeMap<u16, (Status, u32, u32, Vec<u8>)>;
+/// By command identifier: status, DW0, DW1 and data.
+type Responses = BTreeMap<u16, Vec<(Status, u32, u32, Vec<u8>)>>;
 
 /// A host whose connection completes what it can at once, or nothing.
 struct Run {
@@ -185,8 +185,8 @@ impl Run {
                     assert_eq!(cqe.sq_head.get(), self.sq_head, "each completion advances the queue's head");
                     let response = CommandResponse { cqe, data: data.remove(&id).unwrap_or_default() };
                     let (dw0, dw1) = (response.dw0(), response.cqe.dw1.get());
-                    let before = responses.insert(id, (response.status(), dw0, dw1, response.data));
-                    assert!(before.is_none(), "one completion per command");
+                    let found = (response.status(), dw0, dw1, response.data);
+                    responses.entry(id).or_insert_with(Vec::new).push(found);
                 }
                 ReceivedPdu::ReadyToTransfer(range) => requested.push(range),
                 other => panic!("{other:?}"),
@@ -300,6 +300,7 @@ fn both_ways_agree(seed: u64, digests: bool) -> (u64, u64) {
         for (long, direct) in seen[0].iter().zip(&seen[1]) {
             for (id, response) in &long.0 {
                 assert_eq!(direct.0.get(id), Some(response), "seed {seed}, round {round}, command {id}");
+                assert_eq!(response.len(), 1, "one completion per command");
             }
             // The tag is a slot, which commands that were completed at once did not take.
             let without_tag = |range: &DataHeader| DataHeader { tag: 0, ..*range };
@@ -337,6 +338,88 @@ fn every_command_has_the_same_response_both_ways() {
         at_once += completed;
     }
     assert!(at_once > 10_000, "{at_once} commands were completed at once");
+}
+
+/// Valid commands on keys that take part in a group, with identifiers that repeat.
+fn group_with_repeated_ids(host: &TestHost, random: &mut Prng) -> (Vec<u8>, Vec<u16>) {
+    // Of one remainder by 64, of a few, and of many.
+    let (step, count) = [(64, 5), (1, 4), (1, 40), (64, 40)][random.below(4) as usize];
+    let ids: Vec<u16> = (0..2 + random.below(15)).map(|_| step * random.below(count) as u16).collect();
+    let capsule = |&id: &u16| loop {
+        let (key, value) = (random_key(random), [id as u8; 100]);
+        if way_of(&key) == 3 {
+            continue;
+        }
+        let short = ShortKey::new(&key).unwrap();
+        break match random.below(4) {
+            0 => host.capsule(&store_sqe(id, &key, 100, Sgl::in_capsule(100), 0), &value),
+            1 => {
+                let mut sqe = kv::KvCommand::Retrieve { key: short, limit_bytes: 4_096 }.encode(id, NSID);
+                sqe.sgl = Sgl::transport(4_096);
+                host.capsule(&sqe, &[])
+            }
+            2 => host.capsule(&kv::KvCommand::Delete { key: short }.encode(id, NSID), &[]),
+            _ => host.capsule(&kv::KvCommand::Exist { key: short }.encode(id, NSID), &[]),
+        };
+    };
+    (ids.iter().flat_map(capsule).collect(), ids)
+}
+
+#[test]
+fn an_identifier_that_is_twice_in_a_group_is_refused_both_ways() {
+    let (mut refused, mut executed, mut at_once) = (0, 0, 0);
+    for seed in 0..40 {
+        let mut random = Prng::new(seed);
+        let mut runs = [Run::new(false, false), Run::new(true, false)];
+        for round in 0..40 {
+            let (bytes, ids) = group_with_repeated_ids(&runs[0].host, &mut random);
+            let groups = runs[1].groups;
+            let [long, direct] = runs.each_mut().map(|run| {
+                let (mut responses, requested) = run.send(&bytes);
+                assert!(requested.is_empty());
+                // The refusal of the second may overtake the first.
+                let is_refusal = |(status, ..): &(Status, _, _, _)| status.is(Status::COMMAND_ID_CONFLICT);
+                responses.values_mut().for_each(|of_id| of_id.sort_by_key(is_refusal));
+                responses
+            });
+            assert_eq!(long, direct, "seed {seed}, round {round}, identifiers {ids:?}");
+            assert_eq!(runs[1].groups, groups + 1, "one group");
+            let conflicts = |of_id: &Vec<(Status, u32, u32, Vec<u8>)>| {
+                of_id.iter().filter(|(status, ..)| status.is(Status::COMMAND_ID_CONFLICT)).count()
+            };
+            for (id, of_id) in &long {
+                assert_eq!(of_id.len(), ids.iter().filter(|other| *other == id).count());
+                assert_eq!(conflicts(of_id), of_id.len() - 1, "the first is executed, and no other");
+                (refused, executed) = (refused + conflicts(of_id), executed + 1);
+            }
+            assert_eq!(runs[0].host.engine.values, runs[1].host.engine.values);
+        }
+        at_once += runs[1].at_once;
+        let [long, direct] = &mut runs;
+        assert_eq!(long.counters(), direct.counters(), "seed {seed}");
+        assert_eq!(long.error_log(), direct.error_log(), "seed {seed}");
+    }
+    assert!(refused > 3_000 && executed > 5_000 && at_once > 1_000, "{refused}, {executed}, {at_once}");
+}
+
+#[test]
+fn an_identifier_is_free_on_the_short_way_when_its_group_has_ended() {
+    let key = ShortKey::new(b"d").unwrap();
+    for (is_direct, distance, is_refused) in
+        [(true, 15, true), (true, 16, false), (false, 15, true), (false, 16, true)]
+    {
+        let mut run = Run::new(is_direct, false);
+        let ids = (0..distance).chain([0]);
+        let exist = |id| run.host.capsule(&kv::KvCommand::Exist { key }.encode(id, NSID), &[]);
+        let bytes: Vec<u8> = ids.flat_map(exist).collect();
+        let (responses, _) = run.send(&bytes);
+        let has_conflict = responses[&0].iter().any(|(status, ..)| status.is(Status::COMMAND_ID_CONFLICT));
+        assert_eq!(
+            (responses[&0].len(), has_conflict),
+            (2, is_refused),
+            "{is_direct}, {distance} commands on"
+        );
+    }
 }
 
 #[test]
@@ -384,9 +467,9 @@ fn more_commands_than_the_queue_has_with_repeated_identifiers_are_answered_up_to
     let admin = TestHost::admin(&mixed_target());
     let mut io = TestHost::io(&admin, 1);
     let key = ShortKey::new(b"k").unwrap();
-    let exist = |id: u16| io.capsule(&kv::KvCommand::Exist { key }.encode(id % 5, NSID), &[]);
+    let exist = |id: u16| io.capsule(&kv::KvCommand::Exist { key }.encode(id % 17, NSID), &[]);
     let mut bytes: Vec<u8> = (0..COMMANDS).flat_map(exist).collect();
-    bytes.extend(io.capsule(&FabricsCommand::Disconnect.encode(6), &[]));
+    bytes.extend(io.capsule(&FabricsCommand::Disconnect.encode(20), &[]));
     bytes.extend((0..20).flat_map(exist));
     let (mut operations, mut at_once) = (0, 0);
     while !bytes.is_empty() {
@@ -423,8 +506,8 @@ fn more_commands_than_the_queue_has_with_repeated_identifiers_are_answered_up_to
     }
     assert!(at_once > 10, "{at_once} commands were completed at once");
     // A command that waits may be completed after the Disconnect, or not at all.
-    let answered = ids.iter().filter(|id| **id < 5).count();
-    assert!(ids.contains(&6) && answered <= usize::from(COMMANDS), "{answered} commands were answered");
+    let answered = ids.iter().filter(|id| **id < 17).count();
+    assert!(ids.contains(&20) && answered <= usize::from(COMMANDS), "{answered} commands were answered");
     assert_eq!(io.connection.close_reason(), Some(CloseReason::Disconnected));
     assert_eq!(io.pool.in_use_bytes(), 0);
 }

@@ -7,7 +7,8 @@
 //! ```
 //! In: the head of the bytes, and a [`DirectBackend`]. Out: bytes consumed, completions, requests of those commands that
 //! must wait. Invariants: a group has at most [`GROUP_COMMANDS_MAX`] commands, and no other PDU between them; they begin
-//! in the order of the host; a command takes one of the ways, never both.
+//! in the order of the host; a command takes one of the ways, never both; no two commands of a group that are completed at once
+//! have the same identifier.
 
 use super::pdu_receive::ReceiveStep;
 use super::state::{Capsule, Connection, ConnectionState};
@@ -63,6 +64,20 @@ trait DirectCommand<'a, D: DirectBackend>: Sized {
 struct GroupedCommand<'a, C> {
     capsule: PlainCapsule<'a>,
     command: C,
+}
+
+impl<C> GroupedCommand<'_, C> {
+    #[inline(always)]
+    fn id(&self) -> u16 {
+        self.capsule.sqe.command_id()
+    }
+}
+
+/// Whether an identifier is in a group twice.
+#[cold]
+fn has_repeated_id<C>(group: &[GroupedCommand<'_, C>]) -> bool {
+    let mut earlier = group.iter().enumerate().map(|(index, command)| (command.id(), &group[..index]));
+    earlier.any(|(id, earlier)| earlier.iter().any(|command| command.id() == id))
 }
 
 /// A command on a key.
@@ -334,6 +349,12 @@ impl Connection {
             return None;
         }
         if group.len() > 1 {
+            // A set of remainders is cheap, and usually as large as the group.
+            let id_bits = group.iter().fold(0_u64, |bits, command| bits | 1 << (command.id() % 64));
+            if id_bits.count_ones() as usize != group.len() && has_repeated_id(&group) {
+                // The slots of the long way refuse all but the first.
+                begun.clear();
+            }
             C::advance(&mut begun, direct);
         }
         direct.begin_execution();
