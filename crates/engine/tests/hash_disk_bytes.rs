@@ -67,6 +67,7 @@ fn a_key_that_is_longer_than_any_is_not_listed() {
             namespace: 1,
             key,
             value_bytes: 0,
+            stored_bytes: 0,
             meta: RecordMeta::PLAIN,
         };
         let mut bytes = vec![0; 2_048];

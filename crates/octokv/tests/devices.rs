@@ -190,7 +190,7 @@ fn upgrade_of_a_volume_of_the_newest_format_changes_nothing_and_a_served_or_fore
     let directory = temp_directory();
     let device = directory.path().join("device");
     let upgrade = || octokv(["upgrade", "--device", device.to_str().unwrap()]);
-    let mut server = Server::start(directory.path(), "64MiB");
+    let server = Server::start(directory.path(), "64MiB");
     server.put("key", "value");
     upgrade().assert_failed(1, &["in use"]);
     server.stop();
@@ -209,7 +209,7 @@ fn a_volume_of_format_1_is_served_as_it_is_and_upgraded_when_asked() {
     std::fs::write(&device, include_bytes!("../../engine/tests/fixtures/hash-v1.img")).unwrap();
     let (name, listen) = (device.to_str().unwrap(), ["--listen", "127.0.0.1:0"]);
     for (version, upgraded) in [(1, "from format 1 to 2"), (2, "format 2 is the newest")] {
-        let mut server = Server::start_with(directory.path(), &["--device", name, listen[0], listen[1]]);
+        let server = Server::start_with(directory.path(), &["--device", name, listen[0], listen[1]]);
         server.put("key", "value");
         server.assert_value("key", "value");
         server.stop();

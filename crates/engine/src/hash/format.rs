@@ -8,7 +8,7 @@ use super::checkpoint::IMAGE_HEADER_BYTES;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
 use super::record::{RecordFormat, record_bytes};
-use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, superblock_units};
+use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, VALUE_BYTES_MAX, superblock_units};
 use crate::FormatConfig;
 use crate::common::journal::batch_units_max;
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
@@ -18,9 +18,6 @@ use octokv_device::{Device, Geometry};
 
 /// The possible units, in bytes.
 const UNIT_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
-
-/// The longest value of a volume of format 2, in bytes.
-pub const VALUE_BYTES_MAX: u64 = 256 << 20;
 
 /// Bytes of the longest record.
 fn record_bytes_max(config: &FormatConfig) -> u64 {

@@ -27,6 +27,8 @@ use std::ops::RangeInclusive;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The longest value of a volume of format 2, in bytes.
+pub const VALUE_BYTES_MAX: u64 = 256 << 20;
 /// Units before the journal.
 pub const fn superblock_units(unit_bytes: u32) -> u64 {
     SUPERBLOCK_AREA_BYTES / unit_bytes as u64
@@ -166,7 +168,11 @@ impl HashSuperblock {
             && self.journal_units < JOURNAL_UNITS_MAX
             && self.checkpoint.journal_unit < self.journal_units
             && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
-            && self.record_units_max() <= RECORD_UNITS_MAX
+            && match self.format {
+                RecordFormat::V1 => self.record_units_max() <= RECORD_UNITS_MAX,
+                // Longer values are stored in pieces.
+                RecordFormat::V2 => u64::from(self.value_bytes_max) <= VALUE_BYTES_MAX,
+            }
     }
 
     /// Units of the longest record.
