@@ -117,3 +117,27 @@ fn colliding_fingerprints_alone_are_no_bug() {
         assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
     }
 }
+
+#[test]
+fn values_in_pieces_alone_are_no_bug() {
+    for scenario in [Scenario::Calm, Scenario::Crashes, Scenario::Disk] {
+        let outcome = run_with_bug(InjectedBug::ScatterValues, scenario, 60);
+        assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
+    }
+}
+
+#[test]
+fn a_piece_that_is_not_written_is_found() {
+    assert_found(InjectedBug::ForgetPiece, Scenario::Calm, 30);
+}
+
+#[test]
+fn a_recovery_that_does_not_verify_pieces_is_found() {
+    assert_found(InjectedBug::SkipPieceVerification, Scenario::Crashes, 300);
+}
+
+#[test]
+fn pieces_whose_space_is_given_up_too_early_are_found() {
+    assert_found(InjectedBug::FreePiecesEarly, Scenario::Calm, 300);
+    assert_found(InjectedBug::FreePiecesEarly, Scenario::Crashes, 300);
+}

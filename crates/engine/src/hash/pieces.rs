@@ -22,7 +22,7 @@ use super::volume::{HashVolume, SpaceFor};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::common::unit_reader::UnitReader;
-use crate::{Durability, EngineError, PutMode, PutOutcome, ValueRange};
+use crate::{Durability, EngineError, PutMode, PutOutcome, ValueRange, VolumePlace};
 use octokv_base::{Buffer, Key, crc32c};
 use octokv_device::{DeviceError, DeviceFuture};
 use std::collections::VecDeque;
@@ -198,6 +198,10 @@ impl Pieces {
     }
 }
 
+/// The first unit of what is damaged: a record, a node or a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DamagedAt(pub u64);
+
 /// Space for a value in pieces, which goes back to the volume when this is dropped.
 struct ReservedSpace<'a> {
     volume: &'a HashVolume,
@@ -370,28 +374,36 @@ impl HashCore {
         }
     }
 
-    /// The pieces of the record whose front is in `record`. `None` if its list is damaged.
+    /// The pieces of the record whose front is in `record`; or what of its list is damaged.
     ///
     /// # Errors
     /// No memory, or a device failure.
-    pub(super) async fn pieces_of(
+    async fn pieces_of(
         &self,
         header: &RecordHeader,
         record: &[u8],
-    ) -> Result<Option<Pieces>, EngineError> {
+    ) -> Result<Result<Pieces, DamagedAt>, EngineError> {
         let unit = self.volume.unit_bytes();
         let units = self.volume.record_units();
         let mut pieces = Pieces::default();
-        let Some(list) = list_of(header, record) else { return Ok(None) };
-        let Some(mut next) = pieces.add(list, header.value_bytes, unit, &units) else { return Ok(None) };
-        while let Some(node) = next {
-            let buffer = self.pool.take(node.extent.units as usize * unit).ok_or(EngineError::NoMemory)?;
-            let buffer = self.device.read(self.lba(node.extent.location), buffer).await.into_read()?;
-            let Some(list) = PieceList::decode(&buffer, node.crc) else { return Ok(None) };
-            let Some(after) = pieces.add(list, header.value_bytes, unit, &units) else { return Ok(None) };
-            next = after;
+        let (mut at, mut list) = (header.identity.location, list_of(header, record));
+        loop {
+            match list.and_then(|list| pieces.add(list, header.value_bytes, unit, &units)) {
+                None => return Ok(Err(DamagedAt(at))),
+                Some(None) => return Ok(Ok(pieces)),
+                Some(Some(node)) => {
+                    at = node.extent.location;
+                    let bytes = node.extent.units as usize * unit;
+                    let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+                    let buffer = self.device.read(self.lba(at), buffer).await.into_read()?;
+                    list = PieceList::decode(&buffer, node.crc);
+                }
+            }
         }
-        Ok(Some(pieces))
+    }
+
+    fn corrupt_at(&self, DamagedAt(location): DamagedAt) -> EngineError {
+        EngineError::Corrupt { lba: self.lba(location).0, place: VolumePlace::default() }
     }
 
     /// Reads the requested part of a value in pieces, and verifies each piece that it touches. REQUIRES: the caller is in an epoch since it took the reference from the index.
@@ -402,11 +414,10 @@ impl HashCore {
         &self,
         header: &RecordHeader,
         record: &[u8],
-        record_ref: RecordRef,
         requested: ValueRange,
     ) -> Result<Buffer, EngineError> {
         let unit = self.volume.unit_bytes();
-        let pieces = self.pieces_of(header, record).await?.ok_or_else(|| self.corrupt(record_ref))?;
+        let pieces = self.pieces_of(header, record).await?.map_err(|at| self.corrupt_at(at))?;
         let requested = requested.within(header.value_bytes as u32);
         let requested = requested.start as usize..requested.end as usize;
         let mut value = self.pool.take(requested.len()).ok_or(EngineError::NoMemory)?;
@@ -428,7 +439,7 @@ impl HashCore {
             if crc32c(&buffer[..range.len()]) != piece.crc
                 && !bug_injection::is_injected(InjectedBug::SkipValueChecksum)
             {
-                return Err(self.corrupt(record_ref));
+                return Err(self.corrupt_at(DamagedAt(piece.extent.location)));
             }
             let part = range.start.max(requested.start)..range.end.min(requested.end);
             value[part.start - requested.start..part.end - requested.start]
@@ -448,7 +459,7 @@ impl HashCore {
         if !self.volume.is_record(old, &header) {
             return Vec::new();
         }
-        let pieces = self.pieces_of(&header, &record).await.ok().flatten();
+        let pieces = self.pieces_of(&header, &record).await.ok().and_then(Result::ok);
         let extents: Vec<Extent> = pieces.map_or_else(Vec::new, |pieces| pieces.extents().collect());
         if bug_injection::is_injected(InjectedBug::FreePiecesEarly) {
             extents.iter().for_each(|&extent| self.volume.space.release(extent));
@@ -487,7 +498,7 @@ impl HashVolume {
     }
 }
 
-/// The pieces of a record on a volume that is not open. `None` if its list is damaged.
+/// The pieces of a record on a volume that is not open; or what of its list is damaged.
 ///
 /// # Errors
 /// The device's.
@@ -496,38 +507,39 @@ pub(super) async fn load_pieces(
     units: &Range<u64>,
     header: &RecordHeader,
     record: &[u8],
-) -> Result<Option<Pieces>, DeviceError> {
+) -> Result<Result<Pieces, DamagedAt>, DeviceError> {
     let unit = reader.unit_bytes();
     let mut pieces = Pieces::default();
-    let mut list = list_of(header, record);
+    let (mut at, mut list) = (header.identity.location, list_of(header, record));
     loop {
         let added = list.and_then(|list| pieces.add(list, header.value_bytes, unit, units));
         match added {
-            None => return Ok(None),
-            Some(None) => return Ok(Some(pieces)),
+            None => return Ok(Err(DamagedAt(at))),
+            Some(None) => return Ok(Ok(pieces)),
             Some(Some(node)) => {
-                let bytes = reader.read(node.extent.location, 0, node.extent.units as usize * unit).await?;
+                at = node.extent.location;
+                let bytes = reader.read(at, 0, node.extent.units as usize * unit).await?;
                 list = PieceList::decode(&bytes, node.crc);
             }
         }
     }
 }
 
-/// Whether all pieces of a value are what was written.
+/// The first piece of a value that is not what was written, if any.
 ///
 /// # Errors
 /// The device's.
-pub(super) async fn are_intact(
+pub(super) async fn find_damage(
     reader: UnitReader<'_>,
     pieces: &Pieces,
     value_bytes: usize,
-) -> Result<bool, DeviceError> {
+) -> Result<Option<DamagedAt>, DeviceError> {
     for (piece, range) in pieces.ranges(value_bytes, reader.unit_bytes()) {
         if crc32c(&reader.read(piece.extent.location, 0, range.len()).await?) != piece.crc {
-            return Ok(false);
+            return Ok(Some(DamagedAt(piece.extent.location)));
         }
     }
-    Ok(true)
+    Ok(None)
 }
 
 /// The units of a record with a list.

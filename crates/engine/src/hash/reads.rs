@@ -30,7 +30,7 @@ impl HashCore {
                 // Boxed because it is rare: it would enlarge every get's future.
                 return match Box::pin(self.find_record(key, usize::MAX / 2)).await? {
                     Some((header, buffer, record_ref)) if self.is_in_pieces(&record_ref) => {
-                        Box::pin(self.value_in_pieces(header, buffer, record_ref, range)).await
+                        Box::pin(self.value_in_pieces(header, buffer, range)).await
                     }
                     Some((header, buffer, record_ref)) => {
                         self.stored_value(header, buffer, record_ref, range)
@@ -46,7 +46,7 @@ impl HashCore {
             && let KeyMatch::Match(header) = key_match
         {
             return match self.is_live(&header) {
-                true => Box::pin(self.value_in_pieces(header, buffer, record_ref, range)).await,
+                true => Box::pin(self.value_in_pieces(header, buffer, range)).await,
                 false => Ok(None),
             };
         }
@@ -89,10 +89,9 @@ impl HashCore {
         &self,
         header: RecordHeader,
         record: Buffer,
-        record_ref: RecordRef,
         range: ValueRange,
     ) -> Result<Option<StoredValue>, EngineError> {
-        let value = self.read_pieces(&header, &record, record_ref, range).await?;
+        let value = self.read_pieces(&header, &record, range).await?;
         let RecordMeta { version, expires_at, .. } = header.meta;
         Ok(Some(StoredValue {
             bytes: value.len() as u32,

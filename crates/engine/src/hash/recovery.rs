@@ -15,7 +15,7 @@ use super::engine::HashCore;
 use super::format::layout;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, is_fingerprint_of};
 use super::journal::IndexChange;
-use super::pieces::{Pieces, are_intact, load_pieces};
+use super::pieces::{Pieces, find_damage, load_pieces};
 use super::record::{self, RecordFlags, RecordHeader};
 use super::superblock::{Checkpoint, HashSuperblock};
 use super::volume::{HashVolume, IndexPartition, VolumeState, hash_of, partition_and_tag};
@@ -300,10 +300,10 @@ impl Recovery<'_> {
         }
         for _ in 0..RECORD_READ_ATTEMPTS {
             match load_pieces(self.reader, &self.record_units(), header, record).await {
-                Ok(None) => return false,
-                Ok(Some(pieces)) => {
-                    if let Ok(is_intact) = are_intact(self.reader, &pieces, header.value_bytes).await {
-                        return is_intact;
+                Ok(Err(_)) => return false,
+                Ok(Ok(pieces)) => {
+                    if let Ok(damage) = find_damage(self.reader, &pieces, header.value_bytes).await {
+                        return damage.is_none();
                     }
                 }
                 Err(_) => {}
@@ -328,7 +328,7 @@ impl Recovery<'_> {
                 return None;
             }
             if let Ok(pieces) = load_pieces(self.reader, &self.record_units(), &header, &record).await {
-                return pieces;
+                return pieces.ok();
             }
         }
         None

@@ -16,7 +16,7 @@
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::pieces::{are_intact, list_of, load_pieces, record_units_of_list};
+use super::pieces::{find_damage, list_of, load_pieces, record_units_of_list};
 use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes};
 use super::superblock::HashSuperblock;
 use crate::common::journal::{JournalEntry, UncheckedBatch};
@@ -299,10 +299,10 @@ impl<O: VerifyObserver> Scan<'_, O> {
         let units = 0..self.end / unit;
         let pieces =
             load_pieces(reader, &units, header, &bytes).await.map_err(|_| ProblemKind::Unreadable)?;
-        let pieces = pieces.ok_or(ProblemKind::Value)?;
-        match are_intact(reader, &pieces, header.value_bytes).await {
-            Ok(true) => Ok((header.value_bytes as u64, end)),
-            Ok(false) => Err(ProblemKind::Value),
+        let pieces = pieces.map_err(|_| ProblemKind::Value)?;
+        match find_damage(reader, &pieces, header.value_bytes).await {
+            Ok(None) => Ok((header.value_bytes as u64, end)),
+            Ok(Some(_)) => Err(ProblemKind::Value),
             Err(_) => Err(ProblemKind::Unreadable),
         }
     }

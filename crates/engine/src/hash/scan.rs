@@ -56,7 +56,7 @@ impl HashCore {
                 }
                 let digest = match is_live {
                     true if self.is_in_pieces(&record_ref) => {
-                        let value = self.read_pieces(&header, &buffer, record_ref, ValueRange::ALL).await;
+                        let value = self.read_pieces(&header, &buffer, ValueRange::ALL).await;
                         match value {
                             Ok(value) => Some(value_digest(&value, meta.expires_at)),
                             Err(EngineError::Corrupt { .. }) => continue,

@@ -4,7 +4,7 @@
 
 use super::index::is_fingerprint_of;
 use super::index::{IndexEntry, RecordRef};
-use super::pieces::{are_intact, load_pieces};
+use super::pieces::{DamagedAt, find_damage, load_pieces};
 use super::record::{RecordFlags, RecordFormat, RecordHeader, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;
@@ -81,7 +81,8 @@ async fn verify_entry(
 ) -> Result<Result<u64, RecordProblem>, OpenError> {
     let (superblock, record_ref) = (&state.superblock, entry.record_ref());
     let unit_bytes = u64::from(superblock.unit_bytes);
-    let lba = record_ref.location * (unit_bytes / u64::from(device.geometry().block_bytes));
+    let unit_blocks = unit_bytes / u64::from(device.geometry().block_bytes);
+    let lba = record_ref.location * unit_blocks;
     let buffer = pool.take((record_ref.units * unit_bytes) as usize).ok_or(OpenError::NoMemory)?;
     let Ok(bytes) = device.read(Lba(lba), buffer).await.into_read() else {
         return Ok(Err(RecordProblem { lba, key: None, kind: ProblemKind::Unreadable }));
@@ -90,7 +91,10 @@ async fn verify_entry(
         Ok((key, header)) if header.meta.flags.contains(RecordFlags::PIECES) => {
             match verify_pieces(device, superblock, &header, &bytes).await {
                 Ok(()) => Ok((key, header.value_bytes)),
-                Err(kind) => Err((Some(key), kind)),
+                Err((kind, at)) => {
+                    let lba = at.map_or(lba, |DamagedAt(location)| location * unit_blocks);
+                    return Ok(Err(RecordProblem { lba, key: Some(key), kind }));
+                }
             }
         }
         Ok((key, header)) => match header.value_range(&bytes) {
@@ -132,19 +136,22 @@ fn verify_record(
 }
 
 /// Reads and checks the pieces of a record.
+///
+/// # Errors
+/// The problem, and where it is if it is not the record itself.
 async fn verify_pieces(
     device: &dyn Device,
     superblock: &HashSuperblock,
     header: &RecordHeader,
     record: &[u8],
-) -> Result<(), ProblemKind> {
+) -> Result<(), (ProblemKind, Option<DamagedAt>)> {
     let reader = UnitReader::new(device, superblock.unit_bytes);
     let units = superblock.data_start_unit..superblock.units();
-    let pieces = load_pieces(reader, &units, header, record).await.map_err(|_| ProblemKind::Unreadable)?;
-    let pieces = pieces.ok_or(ProblemKind::Value)?;
-    match are_intact(reader, &pieces, header.value_bytes).await {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(ProblemKind::Value),
-        Err(_) => Err(ProblemKind::Unreadable),
+    let unreadable = |_| (ProblemKind::Unreadable, None);
+    let pieces = load_pieces(reader, &units, header, record).await.map_err(unreadable)?;
+    let pieces = pieces.map_err(|at| (ProblemKind::Value, Some(at)))?;
+    match find_damage(reader, &pieces, header.value_bytes).await.map_err(unreadable)? {
+        None => Ok(()),
+        Some(at) => Err((ProblemKind::Value, Some(at))),
     }
 }
