@@ -17,6 +17,7 @@ use octokv_base::prng::mix64;
 use octokv_base::{Buffer, Lba};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -203,6 +204,9 @@ impl Device for FaultDevice {
             Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.write(at, buffer), polls),
             _ => self.inner.write(at, buffer),
         }
+    }
+    fn next_unwritten(&self, at: Lba) -> Option<Range<Lba>> {
+        self.inner.next_unwritten(at)
     }
     fn flush(&self) -> DeviceFuture {
         match self.plan.next_fault(OpFilter::Flush, Lba(0), 0) {

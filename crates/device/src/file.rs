@@ -5,7 +5,8 @@
 
 use crate::{Device, DeviceFuture, Geometry};
 use octokv_base::{Buffer, Lba};
-use octokv_runtime::device_queue::{DeviceHandle, FileId, IoOperation};
+use octokv_runtime::device_queue::{DeviceHandle, DeviceSource, FileId, IoOperation};
+use std::ops::Range;
 
 /// One core's view of an open file.
 pub struct FileDevice {
@@ -13,6 +14,8 @@ pub struct FileDevice {
     file: FileId,
     geometry: Geometry,
     preferred_write_bytes: u32,
+    /// What knows of never-written blocks.
+    source: Option<DeviceSource>,
     name: String,
 }
 
@@ -20,12 +23,18 @@ impl FileDevice {
     /// The device of `file`. REQUIRES: `file` is open on `channel`.
     pub fn new(channel: DeviceHandle, file: FileId, geometry: Geometry, name: String) -> FileDevice {
         let preferred_write_bytes = geometry.block_bytes;
-        FileDevice { channel, file, geometry, preferred_write_bytes, name }
+        FileDevice { channel, file, geometry, preferred_write_bytes, source: None, name }
     }
 
     /// The same device, whose writes need no read below from so many bytes on.
     pub fn with_preferred_write(mut self, preferred_write_bytes: u32) -> FileDevice {
         self.preferred_write_bytes = preferred_write_bytes;
+        self
+    }
+
+    /// The same device, which reports the blocks of `source` that were never written. REQUIRES: `source` is the device's.
+    pub fn with_unwritten_of(mut self, source: DeviceSource) -> FileDevice {
+        self.source = Some(source);
         self
     }
 
@@ -63,6 +72,13 @@ impl Device for FileDevice {
         }
         let operation = IoOperation::Write { offset: self.offset(at), buffer };
         DeviceFuture::submitted(self.channel.submit(self.file, operation))
+    }
+    fn next_unwritten(&self, at: Lba) -> Option<Range<Lba>> {
+        let block_bytes = u64::from(self.geometry.block_bytes);
+        let bytes = self.source.as_ref()?.next_unwritten(self.offset(at))?;
+        // A block that is in part never written counts.
+        let end = bytes.end.div_ceil(block_bytes).min(self.geometry.blocks);
+        Some(Lba(bytes.start / block_bytes)..Lba(end)).filter(|blocks| blocks.start < blocks.end)
     }
     fn flush(&self) -> DeviceFuture {
         DeviceFuture::submitted(self.channel.submit(self.file, IoOperation::Flush))

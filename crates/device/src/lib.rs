@@ -27,6 +27,7 @@ pub use octokv_runtime::{HeldBytes, ReadGuard};
 use octokv_base::{Buffer, Lba};
 use octokv_runtime::device_queue::{CompletionFuture, IoCompletion};
 use std::future::Future;
+use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -131,6 +132,12 @@ pub trait Device {
     /// device.
     fn write_in_place(&self, _at: Lba, _bytes: usize, _write: &mut dyn FnMut(&mut [u8])) -> bool {
         false
+    }
+    /// The first blocks from `at` on that were never written, if the first write of a block costs more than later ones: those
+    /// of a file that are only allocated. `None` if there are none or the device does not know. A hint: the answer may be of
+    /// a moment before.
+    fn next_unwritten(&self, _at: Lba) -> Option<Range<Lba>> {
+        None
     }
     /// Makes every completed write durable.
     fn flush(&self) -> DeviceFuture;

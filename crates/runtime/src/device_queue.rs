@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -111,6 +112,14 @@ impl DeviceSource {
     /// Whether the source is a whole block device, not a regular file or a simulated disk.
     pub fn is_block_device(&self) -> bool {
         matches!(&self.kind, DeviceSourceKind::Kernel(file) if file.is_block_device())
+    }
+
+    /// The first bytes from `offset` on that were never written, as [`DeviceFile::next_unwritten`]; `None` for a simulated disk.
+    pub fn next_unwritten(&self, offset: u64) -> Option<Range<u64>> {
+        match &self.kind {
+            DeviceSourceKind::Kernel(file) => file.next_unwritten(offset),
+            DeviceSourceKind::Simulated(_) => None,
+        }
     }
 
     /// The file; fails with `Unsupported` for a simulated disk.

@@ -14,10 +14,15 @@ use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// The file systems whose files keep never-written blocks apart and are written in place, by `f_type` of statfs(2).
+const EXT4_MAGIC: u64 = 0xef53;
+const XFS_MAGIC: u64 = 0x5846_5342;
 
 /// The largest supported block size, in bytes.
 pub const BLOCK_BYTES_MAX: u32 = 4096;
@@ -267,6 +272,30 @@ impl DeviceFile {
     pub fn has_data_from(&self, offset: u64) -> bool {
         // This moves the file position, which no other operation uses.
         rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(offset)) != Err(Errno::NXIO)
+    }
+
+    /// The first bytes from `offset` on that were never written: blocks that are only allocated, or a hole (SEEK_HOLE). `None`
+    /// if there are none, or if the first write of a block costs no more than later ones: of a block device, and on a file
+    /// system other than ext4 and XFS, which alone are known to write in place and to keep such blocks apart.
+    pub fn next_unwritten(&self, offset: u64) -> Option<Range<u64>> {
+        if self.is_block_device || offset >= self.size_bytes || !self.keeps_unwritten_blocks() {
+            return None;
+        }
+        // These move the file position, which no other operation uses.
+        let start = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(offset)).ok()?;
+        if start >= self.size_bytes {
+            return None; // The end of a file counts as a hole.
+        }
+        match rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(start)) {
+            Ok(end) => Some(start..end.min(self.size_bytes)),
+            Err(Errno::NXIO) => Some(start..self.size_bytes),
+            Err(_) => None,
+        }
+    }
+
+    fn keeps_unwritten_blocks(&self) -> bool {
+        let kind = rustix::fs::fstatfs(&self.file).map(|found| found.f_type as u64);
+        matches!(kind, Ok(EXT4_MAGIC | XFS_MAGIC))
     }
 
     /// Reads into all of `into` from byte `offset`, blocking.

@@ -109,3 +109,27 @@ fn a_trimmed_range_reads_as_zeroes_and_keeps_the_size() {
     assert!(bytes[4096..12_288].iter().all(|&b| b == 0));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 20);
 }
+
+#[test]
+fn bytes_that_were_never_written_are_reported_where_a_first_write_costs_more() {
+    let directory = Directory::new("unwritten");
+    let path = directory.path("disk");
+    let file = open_device(&path, Some(8 << 20), true).unwrap();
+    let kind = std::process::Command::new("stat").args(["-f", "-c", "%T"]).arg(&path).output().unwrap();
+    let kind = String::from_utf8(kind.stdout).unwrap();
+    if !["ext2/ext3", "xfs"].contains(&kind.trim()) {
+        return assert_eq!(file.next_unwritten(0), None, "on {kind}");
+    }
+    let mib = 1 << 20;
+    assert_eq!(file.next_unwritten(0), Some(0..8 * mib));
+    assert_eq!(file.next_unwritten(5 * mib + 4096), Some(5 * mib + 4096..8 * mib));
+    file.write_at(2 * mib, &octokv_base::Buffer::zeroed(mib as usize)).unwrap();
+    assert_eq!(file.next_unwritten(0), Some(0..2 * mib), "zeros count");
+    assert_eq!(file.next_unwritten(2 * mib), Some(3 * mib..8 * mib));
+    file.write_at(3 * mib, &octokv_base::Buffer::zeroed(5 * mib as usize)).unwrap();
+    assert_eq!(file.next_unwritten(2 * mib), None, "the end of the file is no hole");
+    assert_eq!(file.next_unwritten(8 * mib), None);
+    assert_eq!(file.next_unwritten(u64::MAX), None);
+    file.trim(4 * mib, mib).unwrap();
+    assert_eq!(file.next_unwritten(2 * mib), Some(4 * mib..5 * mib), "a hole again");
+}
