@@ -80,6 +80,7 @@ impl HostKvs {
             durability: Durability::PowerSafe,
             cores: config.threads * config.depth,
             cache_bytes: 0,
+            prepare_bytes: 0,
             clock: WallClock::default(),
         };
         let mut stores = Vec::with_capacity(files.len());

@@ -159,8 +159,13 @@ pub(crate) fn run_worker(
         now,
     )?;
     let pool = BufferPool::new(settings.pool_bytes);
-    let open =
-        OpenConfig { durability: settings.durability, cores: 1, cache_bytes: 0, clock: WallClock::default() };
+    let open = OpenConfig {
+        durability: settings.durability,
+        cores: 1,
+        cache_bytes: 0,
+        prepare_bytes: 0,
+        clock: WallClock::default(),
+    };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);
     let devices = std::slice::from_ref(&namespace.device);
     let volume = namespace.run_until_complete(AnyVolume::open(devices, &pool, open, &format));

@@ -65,6 +65,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
         durability: Durability::PowerSafe,
         cores: 1,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };

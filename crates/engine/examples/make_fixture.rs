@@ -30,6 +30,7 @@ fn main() {
         durability: Durability::PowerSafe,
         cores: 1,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: WallClock::default(),
     };
     let volume =

@@ -56,6 +56,14 @@ pub enum InjectedBug {
     FreePiecesEarly,
     /// A writer that does not wait frees the space of the record that it replaces, while readers may still read it.
     FreeUnderReaders,
+    /// Space is prepared although records, or writes of records, are in it.
+    PrepareAllocated,
+    /// Space that is prepared is allocated before the zeros are written.
+    ReleaseBeforePrepared,
+    /// Units of the journal are prepared that batches may be in.
+    PrepareJournalInUse,
+    /// Preparation writes zeros over the images of the last checkpoint.
+    PrepareImagesInUse,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

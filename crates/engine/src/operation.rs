@@ -201,8 +201,23 @@ pub struct EngineStatistics {
     pub journal_batches: u64,
     /// Checkpoints written since opening.
     pub checkpoints: u64,
+    /// Never-written space that was written with zeros ahead of its use since opening, in bytes.
+    pub prepared_bytes: u64,
     /// The cache of values; all 0 without one.
     pub cache: CacheStatistics,
+}
+
+impl EngineStatistics {
+    /// Adds those of another volume, without its cache.
+    pub fn add(&mut self, other: &EngineStatistics) {
+        self.keys += other.keys;
+        self.capacity_bytes += other.capacity_bytes;
+        self.used_bytes += other.used_bytes;
+        self.index_bytes += other.index_bytes;
+        self.journal_batches += other.journal_batches;
+        self.checkpoints += other.checkpoints;
+        self.prepared_bytes += other.prepared_bytes;
+    }
 }
 
 #[cfg(test)]

@@ -108,6 +108,9 @@ pub struct OpenConfig {
     pub cores: usize,
     /// Memory of a cache of values in front of the volume, in bytes; 0 for none.
     pub cache_bytes: u64,
+    /// Never-written space that is written with zeros ahead of its use, in bytes at most; 0 for none. No effect on devices
+    /// whose first writes cost no more than later ones ([`Device::next_unwritten`]).
+    pub prepare_bytes: u64,
     /// The clock of expiry.
     pub clock: WallClock,
 }

@@ -1,5 +1,6 @@
 //! The hash engine under power loss at every write and flush, and under bit flips and misdirected writes.
 
+use crate::common::unwritten::AllUnwritten;
 use crate::common::{HashFixture, pool};
 use octokv_base::{Key, Lba, Prng};
 use octokv_device::disk_image::DiskImage;
@@ -85,6 +86,38 @@ fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
     let (disk, trace) = run_traced(7, 2_000);
     assert!(disk.events() > 6_000, "{} events", disk.events());
     suite().lose_power_at_events(&[disk], &trace, 1);
+}
+
+/// Beside the operations, on a disk that reports every block as never written.
+fn preparing_suite() -> VolumeSuite<Arc<HashVolume>> {
+    let mut suite = suite();
+    suite.format.value_bytes_max = 8 << 10;
+    suite.open.prepare_bytes = 64 << 10;
+    suite.view = |disk| Rc::new(AllUnwritten(Rc::new(disk)));
+    suite.background = |engine: Rc<HashEngine>| {
+        Box::pin(async move {
+            for _ in 0..6 {
+                for _ in 0..8 {
+                    engine.prepare_next().await.expect("no fault");
+                }
+            }
+            engine.checkpoint(false).await.expect("no fault");
+            while engine.prepare_next().await.expect("no fault") {}
+        })
+    };
+    suite
+}
+
+#[test]
+fn acknowledged_writes_survive_power_loss_at_every_write_and_flush_of_a_volume_that_is_prepared() {
+    let (disks, trace) = preparing_suite().run_traced(12, 800);
+    preparing_suite().lose_power_at_events(&disks, &trace, 1);
+}
+
+#[test]
+fn acknowledged_writes_survive_a_second_power_loss_of_a_volume_that_is_prepared() {
+    let (disks, trace) = preparing_suite().run_traced(13, 300);
+    preparing_suite().lose_power_twice(&disks, &trace, 11);
 }
 
 /// The suite that judges mutants: short enough for hundreds of runs.

@@ -16,6 +16,7 @@ mod hash_group_commit;
 mod hash_maintenance;
 mod hash_open_errors;
 mod hash_power_loss;
+mod hash_prepare;
 mod hash_recovery_checkpoint;
 mod hash_recovery_journal;
 mod hash_salvage;

@@ -138,7 +138,8 @@ impl Storage {
                 let blocks = media.size_bytes / u64::from(media.block_bytes);
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
                 let device = FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name());
-                Rc::new(device.with_preferred_write(media.preferred_write_bytes))
+                let device = device.with_preferred_write(media.preferred_write_bytes);
+                Rc::new(device.with_unwritten_of(media.clone()))
             }
         })
     }
@@ -301,6 +302,7 @@ fn open_volume(
         durability: options.durability,
         cores: options.cores,
         cache_bytes: config.cache_bytes,
+        prepare_bytes: 0,
         clock: WallClock::new(clock::wall),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)

@@ -155,6 +155,7 @@ mod tests {
             durability: Durability::PowerSafe,
             cores: 2,
             cache_bytes: 0,
+            prepare_bytes: 0,
             clock: WallClock::default(),
         };
         let format = FormatConfig::default();

@@ -99,6 +99,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
             durability: Durability::PowerSafe,
             cores: 1,
             cache_bytes: 0,
+            prepare_bytes: 0,
             clock: WallClock::default(),
         },
     )

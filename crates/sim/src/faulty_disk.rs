@@ -8,6 +8,7 @@ use octokv_base::{Buffer, Lba, Nanos, Prng};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 const EIO: DeviceError = DeviceError::Io(5);
@@ -229,6 +230,12 @@ impl Device for FaultyDisk {
 
     fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
         self.faults.in_place_access(|| self.inner.write_in_place(at, bytes, write), |&is_done| is_done)
+    }
+
+    /// Everything, whatever was written: that a block was never written is a hint, which the engine must not depend on.
+    fn next_unwritten(&self, at: Lba) -> Option<Range<Lba>> {
+        let end = Lba(self.geometry().blocks);
+        (at < end).then_some(at..end)
     }
 
     fn flush(&self) -> DeviceFuture {

@@ -164,8 +164,9 @@ impl KvNodeUnderTest {
             }
             let pool = BufferPool::new(plan.pool_bytes);
             let cores = plan.cores + usize::from(plan.has_parallel_core);
-            let (durability, cache_bytes) = (plan.durability, plan.cache_bytes);
-            let config = OpenConfig { durability, cores, cache_bytes, clock: WallClock::default() };
+            let NodePlan { durability, cache_bytes, prepare_bytes, .. } = plan;
+            let config =
+                OpenConfig { durability, cores, cache_bytes, prepare_bytes, clock: WallClock::default() };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;

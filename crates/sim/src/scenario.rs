@@ -141,6 +141,8 @@ pub struct NodePlan {
     pub has_owner_cores: bool,
     /// Memory of the volume's cache of values, in bytes; 0 for none.
     pub cache_bytes: u64,
+    /// Space of the disk that is written with zeros ahead of its use, in bytes; 0 for none.
+    pub prepare_bytes: u64,
     /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_depth: u16,
     /// In-capsule data size of I/O queues, in bytes.
@@ -349,6 +351,7 @@ impl KvScenarioPlan {
         // A generator of its own: the other draws of a seed do not depend on it.
         node.has_owner_cores = Prng::new(mix64(seed ^ 0x0e4e)).one_in(3);
         node.cache_bytes = draw_cache_bytes(seed);
+        node.prepare_bytes = draw_prepare_bytes(seed);
         node.format_version = draw_format_version(seed);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
@@ -381,6 +384,13 @@ impl KvScenarioPlan {
 pub(crate) fn draw_cache_bytes(seed: u64) -> u64 {
     let mut random = Prng::new(mix64(seed ^ 0xcac4e));
     if random.one_in(3) { pick(&mut random, &[16 << 10, 64 << 10, 4 << 20]) } else { 0 }
+}
+
+/// The preparation of a seed: none in a third of them; else little ahead, some, or everything. A generator of its own, as
+/// above.
+pub(crate) fn draw_prepare_bytes(seed: u64) -> u64 {
+    let mut random = Prng::new(mix64(seed ^ 0x9e7a));
+    pick(&mut random, &[0, 32 << 10, 256 << 10, 1 << 20, 1 << 30, 0])
 }
 
 /// The version of the engine's format of a seed, by a generator of its own.
@@ -416,6 +426,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         requests_max: pick(random, &[1, 3, 16, 256]),
         has_owner_cores: false,
         cache_bytes: 0,
+        prepare_bytes: 0,
         queue_depth: pick(random, &[2, 5, 32, 256]),
         in_capsule_bytes: pick(random, &[0, 512, 4096, 16 << 10]),
         max_h2c_data: pick(random, &[4096, 16 << 10, 512 << 10]),

@@ -141,3 +141,23 @@ fn pieces_whose_space_is_given_up_too_early_are_found() {
     assert_found(InjectedBug::FreePiecesEarly, Scenario::Calm, 300);
     assert_found(InjectedBug::FreePiecesEarly, Scenario::Crashes, 300);
 }
+
+#[test]
+fn preparation_of_space_that_is_in_use_is_found() {
+    assert_found(InjectedBug::PrepareAllocated, Scenario::Calm, 60);
+}
+
+#[test]
+fn prepared_space_that_is_released_too_early_is_found() {
+    assert_found(InjectedBug::ReleaseBeforePrepared, Scenario::Calm, 100);
+}
+
+#[test]
+fn preparation_of_the_journal_in_use_is_found() {
+    assert_found(InjectedBug::PrepareJournalInUse, Scenario::Crashes, 300);
+}
+
+#[test]
+fn preparation_of_the_last_checkpoint_is_found() {
+    assert_found(InjectedBug::PrepareImagesInUse, Scenario::Crashes, 300);
+}

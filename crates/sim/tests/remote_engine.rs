@@ -154,8 +154,13 @@ impl SimSetup {
             (ack_log.tasks_ended, ack_log.completed) = (0, 0);
             ack_log.operation
         };
-        let config =
-            OpenConfig { durability: self.durability, cores: 1, cache_bytes: 0, clock: WallClock::default() };
+        let config = OpenConfig {
+            durability: self.durability,
+            cores: 1,
+            cache_bytes: 0,
+            prepare_bytes: 0,
+            clock: WallClock::default(),
+        };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };
         let (shared, own) = (Rc::clone(ack_log), handle.clone());
         handle.spawn(async move {

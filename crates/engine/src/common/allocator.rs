@@ -15,6 +15,7 @@
 use crate::bug_injection::{self, InjectedBug};
 use parking_lot::Mutex;
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A run of consecutive units.
@@ -114,7 +115,7 @@ impl SpaceAllocator {
 
     /// Frees a run. REQUIRES: the run was allocated, and no reader or write uses it.
     pub fn release(&self, extent: Extent) {
-        let (index, at) = self.partition_offset(extent);
+        let (index, at) = self.extent_offset(extent);
         self.partitions[index].lock().set_free(at, extent.units);
         self.free_units.fetch_add(extent.units, Ordering::Relaxed);
     }
@@ -125,7 +126,7 @@ impl SpaceAllocator {
         if extent.location < self.first_unit || end.is_none_or(|end| end > self.first_unit + self.units) {
             return false;
         }
-        let (index, at) = self.partition_offset(extent);
+        let (index, at) = self.extent_offset(extent);
         if !self.partitions[index].lock().mark_used(at, extent.units) {
             return false;
         }
@@ -133,7 +134,54 @@ impl SpaceAllocator {
         true
     }
 
-    fn partition_offset(&self, extent: Extent) -> (usize, u64) {
+    /// The number of partitions.
+    pub fn partition_count(&self) -> usize {
+        self.partitions.len()
+    }
+
+    /// The units of a partition; none of one behind the end of a small record area. REQUIRES: `index` is below
+    /// [`SpaceAllocator::partition_count`].
+    pub fn partition_range(&self, index: usize) -> Range<u64> {
+        let start = |index: u64| self.first_unit + (index * self.partition_units).min(self.units);
+        start(index as u64)..start(index as u64 + 1)
+    }
+
+    /// The unit after the last allocation in a partition, its first unit before the first one. Next fit searches from here.
+    /// REQUIRES: as for [`SpaceAllocator::partition_range`].
+    pub fn next_unit(&self, index: usize) -> u64 {
+        self.partition_range(index).start + self.partitions[index].lock().next_unit
+    }
+
+    /// The first free unit of `range`. REQUIRES: `range` is within one partition.
+    pub fn first_free(&self, range: Range<u64>) -> Option<u64> {
+        let (index, at) = self.partition_offset(range.start)?;
+        let free = self.partitions[index].lock().next_free(at)?;
+        Some(range.start + (free - at)).filter(|&free| free < range.end)
+    }
+
+    /// The number of free units in `range`. REQUIRES: as for [`SpaceAllocator::first_free`].
+    pub fn count_free(&self, range: Range<u64>) -> u64 {
+        let Some((index, at)) = self.partition_offset(range.start) else { return 0 };
+        self.partitions[index].lock().count_free(at, range.end.saturating_sub(range.start))
+    }
+
+    /// Allocates the first free run of `range`, as far as it lies in it, without moving the place of the next allocation.
+    /// REQUIRES: as for [`SpaceAllocator::first_free`].
+    pub fn allocate_within(&self, range: Range<u64>) -> Option<Extent> {
+        let (index, at) = self.partition_offset(range.start)?;
+        let units_max = range.end.saturating_sub(range.start);
+        let (found, units) = self.partitions[index].lock().allocate_within(at, units_max)?;
+        self.free_units.fetch_sub(units, Ordering::Relaxed);
+        Some(Extent { location: range.start + (found - at), units })
+    }
+
+    /// The partition of a unit and the unit's index there; `None` for a unit outside of the record area.
+    fn partition_offset(&self, unit: u64) -> Option<(usize, u64)> {
+        let at = unit.checked_sub(self.first_unit).filter(|&at| at < self.units)?;
+        Some(((at / self.partition_units) as usize, at % self.partition_units))
+    }
+
+    fn extent_offset(&self, extent: Extent) -> (usize, u64) {
         let at = extent.location - self.first_unit;
         ((at / self.partition_units) as usize, at % self.partition_units)
     }
@@ -265,6 +313,28 @@ impl BitmapPartition {
         run
     }
 
+    /// Allocates the first free run among `units` from `at` on, as far as it lies there: its start and its length.
+    fn allocate_within(&mut self, at: u64, units: u64) -> Option<(u64, u64)> {
+        let found = self.next_free(at).filter(|&found| found < at + units)?;
+        let rest = at + units - found;
+        let length = self.run_length(found, rest).min(rest);
+        self.write_bits(found, length, false);
+        Some((found, length))
+    }
+
+    /// The number of free units among `units` from `at` on.
+    fn count_free(&self, at: u64, units: u64) -> u64 {
+        let (mut unit, end, mut count) = (at, at + units, 0);
+        while unit < end {
+            let Some(word) = self.words.get((unit / 64) as usize) else { break };
+            let within = (64 - unit % 64).min(end - unit);
+            let mask = (u64::MAX >> (64 - within)) << (unit % 64);
+            count += u64::from((word & mask).count_ones());
+            unit += within;
+        }
+        count
+    }
+
     fn set_free(&mut self, at: u64, units: u64) {
         if units == 0 {
             return;
@@ -339,6 +409,8 @@ mod tests {
     enum Operation {
         /// Of a number of units.
         Allocate(u64),
+        /// Of what is free first among so many units from a unit on, in thirds of the partition.
+        AllocateWithin(u64, u64),
         /// Of one of the runs that are held, if any; the number counts round.
         Free(usize),
     }
@@ -348,6 +420,7 @@ mod tests {
         fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
             match self {
                 Operation::Allocate(units) => write!(f, "allocate {units}"),
+                Operation::AllocateWithin(third, units) => write!(f, "within {units} from third {third}"),
                 Operation::Free(number) => write!(f, "free held run {number}"),
             }
         }
@@ -358,6 +431,7 @@ mod tests {
         let operation = (0..16, 1..=12_u64, 1..=200_u64).prop_map(|(kind, small, large)| match kind {
             0..7 => Operation::Allocate(small),
             7 => Operation::Allocate(large),
+            8 => Operation::AllocateWithin(small % 3, large),
             _ => Operation::Free(large as usize),
         });
         vec(vec(operation, 0..=110), 0..=110).prop_map(|parts| parts.concat())
@@ -371,6 +445,25 @@ mod tests {
         for operation in operations {
             let length = match *operation {
                 Operation::Allocate(length) => length,
+                Operation::AllocateWithin(third, length) => {
+                    let start = third * units / 3;
+                    let range = start as usize..(start + length).min(units) as usize;
+                    let free = range.clone().filter(|&at| model[at]).count() as u64;
+                    assert_eq!(partition.count_free(start, length), free);
+                    let first = range.clone().find(|&at| model[at]);
+                    let run = first.map(|at| (at, (at..range.end).take_while(|&at| model[at]).count()));
+                    let got = partition.allocate_within(start, length);
+                    assert_eq!(
+                        got,
+                        run.map(|(at, length)| (at as u64, length as u64)),
+                        "the run in {range:?}"
+                    );
+                    if let Some((at, length)) = run {
+                        model[at..at + length].fill(false);
+                        held.push(Extent { location: at as u64, units: length as u64 });
+                    }
+                    continue;
+                }
                 Operation::Free(_) if held.is_empty() => continue,
                 Operation::Free(number) => {
                     let freed = held.swap_remove(number % held.len());

@@ -20,12 +20,16 @@ use octokv_base::Buffer;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 /// Batches in flight at once. More of them shorten the wait of a put for the preceding batch; each flush is then shared
 /// by fewer puts.
 pub const LEADERS_MAX: usize = 3;
+
+/// Batches of the largest size that fit before reserved units of the ring, at least: two that a claim asks for, and two more.
+const RESERVATION_BATCHES_MIN: u32 = 4;
 
 /// A position in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,6 +83,8 @@ struct CommitState<E: JournalEntry> {
     in_flight: VecDeque<InFlightBatch>,
     /// The `units_used` at which replay from the last checkpoint begins.
     tail_units_used: u64,
+    /// The `units_used` at which units that are reserved begin; `u64::MAX` if none are.
+    reserved_units_used: u64,
     /// Batches up to this one are in the index.
     published: u64,
     /// Batches up to this one are durable.
@@ -214,6 +220,7 @@ impl<E: JournalEntry> CommitQueue<E> {
             next,
             in_flight: VecDeque::with_capacity(LEADERS_MAX),
             tail_units_used: 0,
+            reserved_units_used: u64::MAX,
             published: durable,
             flushed_through: durable,
             pending_free: Vec::new(),
@@ -320,8 +327,40 @@ impl<E: JournalEntry> CommitQueue<E> {
 
     fn has_room_after(&self, state: &CommitState<E>) -> bool {
         // A batch, and at worst as many unused units at the end of the ring.
-        state.next.units_used + 2 * u64::from(self.batch_units_max()) - state.tail_units_used
-            <= u64::from(self.config.ring_units)
+        let end = state.next.units_used + 2 * u64::from(self.batch_units_max());
+        end <= state.reserved_units_used && end - state.tail_units_used <= u64::from(self.config.ring_units)
+    }
+
+    /// The first unit of the ring that [`CommitQueue::reserve_journal`] may reserve.
+    pub fn reservable_from(&self) -> u32 {
+        let ahead = RESERVATION_BATCHES_MIN * self.batch_units_max();
+        (self.state.lock().next.unit + ahead) % self.config.ring_units
+    }
+
+    /// Keeps batches out of units of the ring until [`CommitQueue::end_reservation`]. False, and nothing is reserved, unless
+    /// replay needs none of them and some batches still fit before them. REQUIRES: the units are within the ring, and none
+    /// are reserved.
+    pub fn reserve_journal(&self, units: Range<u32>) -> bool {
+        let mut state = self.state.lock();
+        assert_eq!(state.reserved_units_used, u64::MAX, "one reservation at a time");
+        let ring_units = u64::from(self.config.ring_units);
+        let ahead = (u64::from(units.start) + ring_units - u64::from(state.next.unit)) % ring_units;
+        let free_units = ring_units - (state.next.units_used - state.tail_units_used);
+        let ahead_min = u64::from(RESERVATION_BATCHES_MIN * self.batch_units_max());
+        let is_free = ahead >= ahead_min && ahead + units.len() as u64 <= free_units;
+        if is_free {
+            state.reserved_units_used = state.next.units_used + ahead;
+        }
+        is_free
+    }
+
+    /// Whether units of the ring are reserved.
+    pub fn has_reservation(&self) -> bool {
+        self.state.lock().reserved_units_used != u64::MAX
+    }
+    /// Ends the reservation.
+    pub fn end_reservation(&self) {
+        self.state.lock().reserved_units_used = u64::MAX;
     }
 
     /// Claims the next batch: its changes, among them `own` unless another leader has claimed it, and its position.

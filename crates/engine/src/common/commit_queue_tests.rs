@@ -66,25 +66,31 @@ fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
     let mut needed: Vec<Range<u32>> = Vec::new();
     let mut want = JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() };
     let (mut tail, mut full) = (0, 0);
+    let (mut reserved, mut reservations, mut held_back) = (0..0, 0, 0);
     for _ in 0..20_000 {
         let changes = random.below(Change::BATCH_ENTRIES_MAX as u64 + 1);
         enqueue_written(&commits, changes);
         let replay_from = commits.replay_from();
         assert_eq!(replay_from.units_used, want.units_used);
-        let (buffers, at, header) = match commits.claim_batch(None) {
-            BatchClaim::Batch(buffers, at, header) => (buffers, at, header),
-            BatchClaim::AlreadyClaimed | BatchClaim::ReadOnly => unreachable!("no own change, no failure"),
-            BatchClaim::JournalFull => {
-                full += 1;
-                let used = replay_from.units_used - tail;
-                assert!(!commits.has_room() && used + 2 * u64::from(most) > u64::from(RING_UNITS));
-                commits.release_before(replay_from);
-                tail = replay_from.units_used;
-                needed.clear();
-                let BatchClaim::Batch(buffers, at, header) = commits.claim_batch(None) else {
-                    panic!("the ring is empty");
-                };
-                (buffers, at, header)
+        let (buffers, at, header) = loop {
+            match commits.claim_batch(None) {
+                BatchClaim::Batch(buffers, at, header) => break (buffers, at, header),
+                BatchClaim::AlreadyClaimed | BatchClaim::ReadOnly => {
+                    unreachable!("no own change, no failure")
+                }
+                BatchClaim::JournalFull if commits.has_reservation() => {
+                    commits.end_reservation();
+                    (reserved, held_back) = (0..0, held_back + 1);
+                }
+                BatchClaim::JournalFull => {
+                    full += 1;
+                    let used = replay_from.units_used - tail;
+                    assert!(!commits.has_room() && used + 2 * u64::from(most) > u64::from(RING_UNITS));
+                    commits.release_before(replay_from);
+                    tail = replay_from.units_used;
+                    needed.clear();
+                    assert!(commits.has_room(), "the ring is empty");
+                }
             }
         };
         let units = at.unit..at.unit + batch_units(changes as usize * 48, 512);
@@ -104,8 +110,23 @@ fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
             entry: want.entry + changes,
             units_used: want.units_used + units.len() as u64,
         };
+        assert!(reserved.end <= units.start || units.end <= reserved.start, "{units:?} in {reserved:?}");
         needed.push(units);
         commits.complete_batch(header.flushed_through, true, buffers);
+        if random.one_in(4) {
+            commits.end_reservation();
+            let start = random.below(u64::from(RING_UNITS)) as u32;
+            reserved = start..(start + 1 + random.below(100) as u32).min(RING_UNITS);
+            let overlaps = |other: &Range<u32>| reserved.start < other.end && other.start < reserved.end;
+            let is_needed = needed.iter().any(overlaps);
+            let is_reserved = commits.reserve_journal(reserved.clone());
+            assert!(!(is_reserved && is_needed), "{reserved:?} is needed");
+            assert_eq!(commits.has_reservation(), is_reserved);
+            (reservations, reserved) = match is_reserved {
+                true => (reservations + 1, reserved),
+                false => (reservations, 0..0),
+            };
+        }
         if random.one_in(12) {
             tail = commits.replay_from().units_used;
             commits.release_before(commits.replay_from());
@@ -113,6 +134,10 @@ fn no_batch_overwrites_one_that_replay_needs_and_no_space_is_wasted() {
         }
     }
     assert!(full > 100, "the ring was full {full} times");
+    assert!(
+        reservations > 100 && held_back > 100,
+        "{held_back} batches waited of {reservations} reservations"
+    );
 }
 
 #[test]

@@ -42,6 +42,8 @@ const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
 const CHECKPOINT_LOCK: u64 = 0;
 /// The number of the deferred flush lock in [`GroupCommit::maintenance_locks`].
 const FLUSH_LOCK: u64 = 1;
+/// The number of the preparation lock in [`GroupCommit::maintenance_locks`].
+const PREPARATION_LOCK: u64 = 2;
 
 /// One core's handle on an engine whose changes are committed in groups.
 pub trait GroupCommit {
@@ -58,7 +60,7 @@ pub trait GroupCommit {
     fn apply(&self, entry: &Self::Entry, number: u64) -> Option<Extent>;
     /// Retires freed space, which waits for its readers.
     fn retire(&self, freed: &[Extent]);
-    /// Locks of this module: one serializes checkpoints, one deferred flushes.
+    /// Locks of this module: one serializes checkpoints, one deferred flushes, one the preparation of never-written space.
     fn maintenance_locks(&self) -> &KeyLocks;
     /// Writes a checkpoint, and releases the journal before it. REQUIRES: no other is being written.
     fn write_checkpoint(&self) -> impl Future<Output = Result<(), EngineError>>;
@@ -67,6 +69,11 @@ pub trait GroupCommit {
 /// Locks out other checkpoints until the guard is dropped.
 pub async fn lock_checkpoint<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
     engine.maintenance_locks().lock(CHECKPOINT_LOCK).await
+}
+
+/// Locks out preparation, which reserves space of the record area and of the journal, until the guard is dropped.
+pub async fn lock_preparation<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
+    engine.maintenance_locks().lock(PREPARATION_LOCK).await
 }
 
 /// Writes a checkpoint if `needed` still holds when no other is being written.
@@ -201,6 +208,11 @@ async fn make_journal_space<E: GroupCommit>(engine: &E) -> Result<(), EngineErro
     let commits = engine.commits();
     let mut attempts_left = CHECKPOINT_ATTEMPTS;
     while !commits.has_room() {
+        if commits.has_reservation() {
+            // It ends before the lock is released.
+            drop(lock_preparation(engine).await);
+            continue;
+        }
         if let Err(error) = checkpoint_if(engine, || !commits.has_room()).await {
             attempts_left -= 1;
             if attempts_left == 0 || commits.has_failed() {

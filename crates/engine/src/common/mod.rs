@@ -8,6 +8,7 @@
 //!   [`journal_reader`]: their replay.
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
 //! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked.
+//! - [`prepare`]: which never-written space is written with zeros, ahead of its use.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
 
 pub mod abandoned;
@@ -20,6 +21,7 @@ pub mod image_stream;
 pub mod journal;
 pub mod journal_reader;
 pub mod key_locks;
+pub mod prepare;
 pub mod superblock;
 pub mod superblock_io;
 pub mod unit_reader;

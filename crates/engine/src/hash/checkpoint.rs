@@ -24,6 +24,7 @@ use crate::common::image_stream::{ImageFormat, ImageWriter};
 use crate::common::superblock_io::write_superblock;
 use octokv_base::{Nanos, crc32c};
 use octokv_runtime::{ReactorHandle, trim_heap};
+use std::cell::Cell;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering;
 use zerocopy::byteorder::little_endian::{U32, U64};
@@ -52,8 +53,8 @@ const CHECKED_FROM: usize = offset_of!(ImageLayout, volume_id);
 
 /// The time from a change to the maintenance after it, at most.
 const MAINTENANCE_DELAY: Nanos = Nanos::from_millis(20);
-/// The pause after a failed checkpoint.
-const RETRY_DELAY: Nanos = Nanos::from_secs(1);
+/// The pause after failed maintenance.
+pub(super) const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 
 /// The header of a partition's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +145,7 @@ impl HashCore {
         }
         let mut position = volume.commits.replay_from();
         let mut superblock = *volume.superblock.lock();
-        let (area, id) = (1 - superblock.checkpoint.area.unwrap_or(1), volume.next_checkpoint_id());
+        let (area, id) = (superblock.checkpoint.next_area(), volume.next_checkpoint_id());
         // If this is dropped half-way, its writes may still reach the area during the next checkpoint.
         let poison_guard = PoisonGuard(&volume.commits);
         let starts = [0, 1].map(|copy| volume.lba(volume.layout().area_start_unit(area, copy)));
@@ -205,13 +206,19 @@ impl HashCore {
 
     /// Writes a checkpoint when one is due, flushes deferred changes, and writes a durability marker. Ends when the volume
     /// is read-only; at once for a volatile device. `report` receives each error; a failed checkpoint is retried after
-    /// `RETRY_DELAY`.
-    pub(super) async fn run_maintenance(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
+    /// `RETRY_DELAY`. Counts its rounds, each of which follows changes, in `rounds`.
+    pub(super) async fn run_maintenance(
+        &self,
+        handle: &ReactorHandle,
+        rounds: &Cell<u64>,
+        mut report: impl FnMut(EngineError),
+    ) {
         let commits = &self.volume.commits;
         let mut pause = MAINTENANCE_DELAY;
         while !self.volume.volatile && !commits.has_failed() {
             commits.wait_unmarked_changes().await;
             handle.sleep(pause).await;
+            rounds.set(rounds.get() + 1);
             pause = MAINTENANCE_DELAY;
             if commits.has_failed() {
                 break;

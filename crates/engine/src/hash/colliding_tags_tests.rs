@@ -52,6 +52,7 @@ fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
         durability: Durability::PowerSafe,
         cores: 1,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: crate::WallClock::default(),
     };
     let mut complete = || {

@@ -369,7 +369,10 @@ impl HashCore {
             }
             self.volume.epochs.readers_left().await;
         }
-        Ok(None)
+        let Some(_preparation_guard) = self.pause_preparation().await else { return Ok(None) };
+        let epoch_guard = self.enter_epoch();
+        let predecessor = self.find_predecessor(mode, hash, key).await?;
+        Ok(self.allocate(hash, units, purpose).map(|extent| (epoch_guard, predecessor, extent)))
     }
 
     /// [`Engine::put_with`](crate::Engine::put_with).

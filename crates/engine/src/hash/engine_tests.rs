@@ -20,6 +20,7 @@ fn volatile_engine() -> HashEngine {
         durability: crate::Durability::PowerSafe,
         cores: 1,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
@@ -67,6 +68,7 @@ fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
         durability: crate::Durability::PowerSafe,
         cores: 2,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };

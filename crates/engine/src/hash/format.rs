@@ -223,6 +223,7 @@ mod tests {
                 durability: Durability::PowerSafe,
                 cores: 1,
                 cache_bytes: 0,
+                prepare_bytes: 0,
                 clock: WallClock::default(),
             };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();

@@ -15,9 +15,11 @@ use crate::{
     KeyStatus, LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
     ValueRange,
 };
+use futures_util::future::join;
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -78,6 +80,17 @@ impl HashEngine {
     pub async fn mark_durable(&self) -> Result<(), EngineError> {
         let core = Rc::clone(&self.core);
         self.core.abandoned.detachable(async move { write_durability_marker(&*core).await }).await
+    }
+}
+
+impl HashEngine {
+    /// Prepares the next chunk of never-written space, as maintenance does. False if there is none now.
+    ///
+    /// # Errors
+    /// A failed write, after which the chunk is used as it is.
+    pub async fn prepare_next(&self) -> Result<bool, EngineError> {
+        let core = Rc::clone(&self.core);
+        self.core.abandoned.detachable(async move { core.prepare_next().await }).await
     }
 }
 
@@ -153,7 +166,14 @@ impl Engine for HashEngine {
     }
 
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
-        self.core.run_maintenance(handle, report).await;
+        let (rounds, report) = (Cell::new(0), RefCell::new(report));
+        let report = |error| report.borrow_mut()(error);
+        // Preparation waits for rounds of maintenance: one task polls both.
+        join(
+            self.core.run_maintenance(handle, &rounds, report),
+            self.core.run_preparation(handle, &rounds, report),
+        )
+        .await;
     }
 
     async fn run_abandoned(&self) {

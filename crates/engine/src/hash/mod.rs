@@ -21,7 +21,7 @@
 //! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
-//!   `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
+//!   `prepare`: zeros in never-written space ahead of its use. `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
@@ -38,6 +38,7 @@ pub mod journal;
 mod pieces;
 #[cfg(test)]
 mod pieces_tests;
+mod prepare;
 mod reads;
 pub mod record;
 mod record_write;

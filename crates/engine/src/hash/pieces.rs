@@ -268,6 +268,7 @@ impl HashCore {
             false => (PIECE_BYTES_MAX / unit) as u64,
         };
         let value_units = value.len().div_ceil(unit) as u64;
+        let preparation_guard = self.pause_preparation().await;
         let mut space = ReservedSpace { volume: &self.volume, extents: Vec::new() };
         if self.allocate_runs(hash, value_units, longest, &mut space).is_none() {
             return Ok(PutOutcome::Full);
@@ -289,6 +290,7 @@ impl HashCore {
         let Some(head) = self.allocate(hash, (head_bytes / unit) as u64, SpaceFor::Value) else {
             return Ok(PutOutcome::Full);
         };
+        drop(preparation_guard);
         let mut head_space = ReservedSpace { volume: &self.volume, extents: vec![head] };
         let mut pieces = Pieces::default();
         let (mut rest, mut runs) = (value, Vec::with_capacity(piece_count));

@@ -23,7 +23,7 @@ fn format_config(value_bytes_max: u32) -> FormatConfig {
 }
 
 fn open_config(durability: Durability) -> OpenConfig {
-    OpenConfig { durability, cores: 1, cache_bytes: 0, clock: WallClock::default() }
+    OpenConfig { durability, cores: 1, cache_bytes: 0, prepare_bytes: 0, clock: WallClock::default() }
 }
 
 /// An open volume on a disk that completes operations in random order.

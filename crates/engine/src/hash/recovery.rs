@@ -64,11 +64,13 @@ pub async fn open(
         position: loaded.position,
         lost_pieces: loaded.lost_pieces,
     };
+    let (prepare_bytes, cores) = (config.prepare_bytes, config.cores);
     let volume = HashVolume::new(loaded.superblock, state, geometry.block_bytes, false, config);
     if loaded.needs_checkpoint {
         let core = HashCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
         core.checkpoint(false).await?;
     }
+    volume.find_unwritten(&**device, prepare_bytes, cores);
     // Returns the memory that recovery needed besides the index.
     trim_heap();
     Ok(volume)

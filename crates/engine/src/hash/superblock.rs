@@ -96,6 +96,13 @@ pub struct Checkpoint {
     pub incarnation: u32,
 }
 
+impl Checkpoint {
+    /// The area of the next checkpoint.
+    pub(super) fn next_area(&self) -> u8 {
+        1 - self.area.unwrap_or(1)
+    }
+}
+
 /// The bytes of a superblock on the device, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

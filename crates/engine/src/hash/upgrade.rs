@@ -45,6 +45,7 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         durability: Durability::PowerSafe,
         cores: 1,
         cache_bytes: 0,
+        prepare_bytes: 0,
         clock: WallClock::default(),
     };
     let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);

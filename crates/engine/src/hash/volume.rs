@@ -16,6 +16,7 @@ use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
 use crate::common::epoch::Epochs;
 use crate::common::held_numbers::SHARD_BITS;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
+use crate::common::prepare::Preparer;
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
 use octokv_base::map::FxHashSet;
@@ -140,6 +141,9 @@ pub struct HashVolume {
     pub(super) maintenance_locks: KeyLocks,
     /// Operations of all cores whose callers dropped them.
     pub(super) abandoned: AbandonedCount,
+    /// What was never written of the device, until all of it is; `None` if nothing is prepared.
+    pub(super) preparer: Mutex<Option<Preparer>>,
+    pub(super) prepared_bytes: AtomicU64,
     /// The clock of expiry.
     pub(super) clock: WallClock,
     /// Locations of records whose lists of pieces could not be read at the opening: those pieces were not marked as used.
@@ -192,6 +196,8 @@ impl HashVolume {
             checkpoint_attempts: AtomicU64::new(0),
             maintenance_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
+            preparer: Mutex::new(None),
+            prepared_bytes: AtomicU64::new(0),
             clock: config.clock,
             lost_pieces: Mutex::new(state.lost_pieces),
             tombstone_units: tombstone_units(&superblock, volatile),
@@ -544,6 +550,7 @@ impl HashVolume {
             used_bytes: self.used_bytes.load(Ordering::Relaxed),
             journal_batches: self.commits.batches_written(),
             checkpoints: self.checkpoints.load(Ordering::Relaxed),
+            prepared_bytes: self.prepared_bytes.load(Ordering::Relaxed),
             ..EngineStatistics::default()
         };
         for partition in &self.partitions {

@@ -5,6 +5,7 @@
 pub mod crafted_volume;
 pub mod striped_volume;
 pub mod traced_memory;
+pub mod unwritten;
 
 use octokv_base::{BufferPool, Prng};
 use octokv_device::power_loss::PowerLossDisk;
@@ -24,19 +25,31 @@ pub fn pool() -> BufferPool {
 pub struct HashFixture {
     pub format: FormatConfig,
     pub durability: Durability,
+    pub prepare_bytes: u64,
     pub clock: WallClock,
 }
 
 impl Default for HashFixture {
     fn default() -> HashFixture {
         let format = FormatConfig { seed: 42, ..FormatConfig::default() };
-        HashFixture { format, durability: Durability::PowerSafe, clock: WallClock::default() }
+        HashFixture {
+            format,
+            durability: Durability::PowerSafe,
+            prepare_bytes: 0,
+            clock: WallClock::default(),
+        }
     }
 }
 
 impl HashFixture {
     pub fn open_config(&self) -> OpenConfig {
-        OpenConfig { durability: self.durability, cores: 4, cache_bytes: 0, clock: self.clock.clone() }
+        OpenConfig {
+            durability: self.durability,
+            cores: 4,
+            cache_bytes: 0,
+            prepare_bytes: self.prepare_bytes,
+            clock: self.clock.clone(),
+        }
     }
 }
 

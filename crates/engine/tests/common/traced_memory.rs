@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 use super::HashFixture;
+use super::unwritten::AllUnwritten;
 use octokv_base::{Buffer, Lba};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, MemoryDevice, RamDisk};
@@ -114,15 +115,35 @@ impl TracedVolume {
     pub fn new(durability: Durability, bytes: u64) -> TracedVolume {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
         fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);
+        TracedVolume::of(fixture, bytes, |device| device)
+    }
+
+    fn of(
+        fixture: HashFixture,
+        bytes: u64,
+        view: impl FnOnce(Rc<dyn Device>) -> Rc<dyn Device>,
+    ) -> TracedVolume {
         let (trace, plan) = (Rc::<DeviceTrace>::default(), FaultPlan::default());
         let memory = MemoryDevice::new(RamDisk::new(bytes, BLOCK_BYTES as u32).unwrap());
         let traced = Rc::new(TracingMemory { memory, is_volatile: false, trace: Rc::clone(&trace) });
-        let device: Rc<dyn Device> = Rc::new(FaultDevice::new(traced, plan.clone()));
+        let device = view(Rc::new(FaultDevice::new(traced, plan.clone())));
         block_on(fixture.format(Rc::clone(&device)), || ());
         let engine = Rc::new(block_on(fixture.open(Rc::clone(&device)), || ()).unwrap());
         trace.writes.borrow_mut().clear();
         trace.flushes.set(0);
         TracedVolume { engine, trace, plan, device, fixture }
+    }
+
+    /// A fresh volume that prepares so many bytes, in memory that reports every block as never written.
+    pub fn preparing(bytes: u64, prepare_bytes: u64, partitions_log2: u8) -> TracedVolume {
+        let mut fixture = HashFixture { prepare_bytes, ..HashFixture::default() };
+        fixture.format.unit_bytes = Some(BLOCK_BYTES as u32);
+        (fixture.format.bitmap_partitions_log2, fixture.format.value_bytes_max) = (partitions_log2, 16 << 10);
+        TracedVolume::of(fixture, bytes, |device| Rc::new(AllUnwritten(device)))
+    }
+
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     /// Opens the volume again, without a shutdown.

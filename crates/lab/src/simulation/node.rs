@@ -76,6 +76,7 @@ impl ExperimentNode<'_> {
                 durability: Durability::Completed,
                 cores: CORES,
                 cache_bytes: 0,
+                prepare_bytes: 0,
                 clock: WallClock::default(),
             };
             let volume = async {

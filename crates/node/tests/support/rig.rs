@@ -547,8 +547,13 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
     let (devices, pool) = ([device], BufferPool::new(64 << 20));
     let format = FormatConfig { seed: 7, ..FormatConfig::default() };
     AnyVolume::format(&devices, &format).await.expect("it fits");
-    let config =
-        OpenConfig { durability: Durability::PowerSafe, cores, cache_bytes: 0, clock: WallClock::default() };
+    let config = OpenConfig {
+        durability: Durability::PowerSafe,
+        cores,
+        cache_bytes: 0,
+        prepare_bytes: 0,
+        clock: WallClock::default(),
+    };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
 }
 

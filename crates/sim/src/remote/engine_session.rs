@@ -195,6 +195,7 @@ impl EngineSession {
                     durability: Durability::PowerSafe,
                     cores: 1,
                     cache_bytes,
+                    prepare_bytes: 0,
                     clock: WallClock::default(),
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
