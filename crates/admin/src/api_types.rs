@@ -58,6 +58,10 @@ pub struct AddNamespace {
     /// Memory of a cache of values of a key-value namespace, in bytes; default: 0, no cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
+    /// Never-written space of a key-value namespace's file that is written ahead of its use, in bytes; default: 1 GiB; 0 for
+    /// none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare_bytes: Option<u64>,
     /// Block size in bytes of a block namespace: 512 or 4096 (default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -90,6 +94,8 @@ pub struct NamespaceSummary {
     pub block_bytes: Option<u32>,
     /// Memory of its cache of values, in bytes; 0 for none.
     pub cache_bytes: u64,
+    /// Never-written space of a file that is written ahead of its use, in bytes at most; 0 for none.
+    pub prepare_bytes: u64,
     /// ANA group, 1 to 32.
     pub ana_group: u32,
     /// Whether it was added at run time; otherwise it is in the configuration.

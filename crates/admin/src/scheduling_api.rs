@@ -8,6 +8,7 @@
 //! Conversions between these documents and `octokv_sched`, which validates the values.
 
 use octokv_base::Nanos;
+use octokv_node::NamespaceStatus;
 use octokv_node::monitor::IntervalReport;
 use octokv_node::tenants::OVERFLOW_TENANT;
 use octokv_sched::{PolicyAction, SchedConfig, TenantId, TenantQos};
@@ -319,6 +320,18 @@ pub struct SchedulingReport {
     /// Caches of values, by namespace; an earlier node has none.
     #[serde(default)]
     pub caches: Vec<CacheReport>,
+    /// Space that was written ahead of its use, by namespace that has any; an earlier node reports none.
+    #[serde(default)]
+    pub prepared: Vec<PreparedReport>,
+}
+
+/// The never-written space of a namespace's file that was written with zeros ahead of its use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedReport {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Bytes since the namespace was opened.
+    pub prepared_bytes: u64,
 }
 
 /// The cache of values of a namespace; its counts are since the namespace was opened.
@@ -338,6 +351,30 @@ pub struct CacheReport {
     pub misses: u64,
     /// Entries that had to leave for others.
     pub evictions: u64,
+}
+
+impl CacheReport {
+    /// The cache of a namespace, if it has one.
+    pub fn of(namespace: &NamespaceStatus) -> Option<CacheReport> {
+        let cache = namespace.cache?;
+        Some(CacheReport {
+            nsid: namespace.config.id.0,
+            capacity_bytes: cache.capacity_bytes,
+            used_bytes: cache.used_bytes,
+            entries: cache.entries,
+            hits: cache.hits,
+            misses: cache.misses,
+            evictions: cache.evictions,
+        })
+    }
+}
+
+impl PreparedReport {
+    /// What was prepared of a namespace, if anything was.
+    pub fn of(namespace: &NamespaceStatus) -> Option<PreparedReport> {
+        let (nsid, prepared_bytes) = (namespace.config.id.0, namespace.prepared_bytes);
+        (prepared_bytes > 0).then_some(PreparedReport { nsid, prepared_bytes })
+    }
 }
 
 impl SchedulingReport {
@@ -409,6 +446,7 @@ impl SchedulingReport {
             cores: cores.collect(),
             tenants: tenants.collect(),
             caches: Vec::new(),
+            prepared: Vec::new(),
         }
     }
 }

@@ -8,13 +8,13 @@ use crate::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
     NodeStatus,
 };
-use crate::scheduling_api::{CacheReport, SchedConfigPatch, SchedulingReport};
+use crate::scheduling_api::{CacheReport, PreparedReport, SchedConfigPatch, SchedulingReport};
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::{EngineKind, FormatConfig};
 use octokv_node::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
-    NamespaceConfig, NamespaceStatus, RunningNode, StartError, StopError,
+    NamespaceConfig, NamespaceStatus, PREPARE_BYTES_MAX, RunningNode, StartError, StopError,
 };
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
 use octokv_wire::nqn;
@@ -110,6 +110,10 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
         device: device_config(&added.device, added.size_bytes, added.kind, block_bytes),
         drive_profile: None,
         cache_bytes: added.cache_bytes.unwrap_or(0),
+        prepare_bytes: added.prepare_bytes.unwrap_or(match added.kind {
+            NamespaceType::Kv => PREPARE_BYTES_MAX,
+            NamespaceType::Block => 0,
+        }),
         command_set: match added.kind {
             NamespaceType::Kv => {
                 let engine = added.engine.as_deref().map_or(Ok(EngineKind::default()), str::parse);
@@ -229,6 +233,7 @@ impl AdminService {
                 engine,
                 block_bytes,
                 cache_bytes: config.cache_bytes,
+                prepare_bytes: config.prepare_bytes,
                 ana_group: config.ana_group,
                 added: added(nsid),
                 offline: Some(why),
@@ -270,6 +275,7 @@ impl AdminService {
             size_bytes: request.size_bytes,
             engine: engine.map(|kind| kind.name().to_owned()),
             cache_bytes: request.cache_bytes.filter(|&bytes| bytes > 0),
+            prepare_bytes: request.prepare_bytes,
             block_bytes: (request.kind == NamespaceType::Block)
                 .then(|| request.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES)),
             ana_group: request.ana_group.unwrap_or(1),
@@ -443,22 +449,6 @@ impl AdminService {
         self.node.set_scheduling(config).map_err(|error| AdminError::Invalid(error.to_string()))
     }
 
-    /// The caches of values, in nsid order.
-    fn caches(&self) -> Vec<CacheReport> {
-        let report = |one: NamespaceStatus| {
-            one.cache.map(|cache| CacheReport {
-                nsid: one.config.id.0,
-                capacity_bytes: cache.capacity_bytes,
-                used_bytes: cache.used_bytes,
-                entries: cache.entries,
-                hits: cache.hits,
-                misses: cache.misses,
-                evictions: cache.evictions,
-            })
-        };
-        self.node.namespaces().into_iter().filter_map(report).collect()
-    }
-
     /// The report of the last complete sampling interval.
     ///
     /// # Errors
@@ -467,7 +457,12 @@ impl AdminService {
         let interval = self.node.monitor().last_interval();
         let none = || AdminError::NotFound("the first sampling interval has not ended yet".to_owned());
         let interval = interval.ok_or_else(none)?;
-        Ok(SchedulingReport { caches: self.caches(), ..SchedulingReport::from_interval(&interval) })
+        let namespaces = self.node.namespaces();
+        Ok(SchedulingReport {
+            caches: namespaces.iter().filter_map(CacheReport::of).collect(),
+            prepared: namespaces.iter().filter_map(PreparedReport::of).collect(),
+            ..SchedulingReport::from_interval(&interval)
+        })
     }
 
     /// Status and resource usage of the node.
@@ -589,6 +584,7 @@ fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary 
         engine,
         block_bytes,
         cache_bytes: report.config.cache_bytes,
+        prepare_bytes: report.config.prepare_bytes,
         ana_group: report.config.ana_group,
         added,
         offline: None,

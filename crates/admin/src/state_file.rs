@@ -40,6 +40,9 @@ pub struct AddedNamespace {
     /// Memory of its cache of values in bytes; `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
+    /// Never-written space that is written ahead of its use, in bytes; `None` for the default of its kind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare_bytes: Option<u64>,
     /// Block size in bytes of a block namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -250,6 +253,7 @@ mod tests {
                 size_bytes: None,
                 engine: None,
                 cache_bytes: None,
+                prepare_bytes: None,
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),
@@ -308,6 +312,7 @@ identity = "00ff"
         state.namespaces[0].block_bytes = None;
         state.namespaces[0].engine = Some("hash".to_owned());
         state.namespaces[0].cache_bytes = Some(1 << 30);
+        state.namespaces[0].prepare_bytes = Some(0);
         file.save(&state).unwrap();
         assert_eq!(file.load().unwrap(), state);
     }

@@ -430,6 +430,7 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
             size_bytes: Some(16 << 20),
             engine: None,
             cache_bytes: None,
+            prepare_bytes: None,
             block_bytes: None,
             ana_group: None,
             existing: ExistingDataMode::Check,

@@ -22,6 +22,8 @@ pub const NAMESPACE_ID_MAX: u32 = 1024;
 pub const ANA_GROUPS_MAX: u32 = 32;
 /// Fewest bytes of a cache of values.
 pub const CACHE_BYTES_MIN: u64 = 1 << 20;
+/// The most never-written space of a namespace that is written ahead of its use, in bytes, and the default for keys.
+pub const PREPARE_BYTES_MAX: u64 = 1 << 30;
 
 /// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +81,9 @@ pub struct NamespaceConfig {
     pub drive_profile: Option<&'static DriveProfile>,
     /// Memory of a cache of values, in bytes: [`CACHE_BYTES_MIN`] or more, or 0 for none. Key Value namespaces only.
     pub cache_bytes: u64,
+    /// Never-written space of a file that is written with zeros ahead of its use, in bytes: at most [`PREPARE_BYTES_MAX`];
+    /// 0 for none. Key Value namespaces only; no effect on block devices and memory.
+    pub prepare_bytes: u64,
     /// Its command set, with the parameters of that set.
     pub command_set: CommandSetConfig,
     /// Policy for data that the device already holds.
@@ -102,6 +107,8 @@ pub struct NodeConfig {
     pub drive_profile: Option<&'static DriveProfile>,
     /// Memory of a cache of values in front of that device, in bytes: see [`NamespaceConfig::cache_bytes`].
     pub cache_bytes: u64,
+    /// Never-written space of that device that is written ahead of its use: see [`NamespaceConfig::prepare_bytes`].
+    pub prepare_bytes: u64,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
@@ -152,6 +159,7 @@ impl Default for NodeConfig {
             device: DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
             drive_profile: None,
             cache_bytes: 0,
+            prepare_bytes: PREPARE_BYTES_MAX,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),
@@ -185,6 +193,7 @@ impl NodeConfig {
             device: self.device.clone(),
             drive_profile: self.drive_profile,
             cache_bytes: self.cache_bytes,
+            prepare_bytes: self.prepare_bytes,
             command_set: CommandSetConfig::KeyValue { format: self.format },
             existing_data: if self.reformat {
                 ExistingDataPolicy::Discard

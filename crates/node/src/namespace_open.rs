@@ -302,7 +302,7 @@ fn open_volume(
         durability: options.durability,
         cores: options.cores,
         cache_bytes: config.cache_bytes,
-        prepare_bytes: 0,
+        prepare_bytes: config.prepare_bytes,
         clock: WallClock::new(clock::wall),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
@@ -404,6 +404,7 @@ mod tests {
             device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
             drive_profile: None,
             cache_bytes: 0,
+            prepare_bytes: 0,
             command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
             existing_data: ExistingDataPolicy::Keep,
             ana_group: 1,

@@ -57,6 +57,8 @@ pub struct NamespaceStatus {
     pub used_bytes: u64,
     /// Number of keys; `None` for a block namespace.
     pub keys: Option<u64>,
+    /// Never-written space that was written ahead of its use since it was opened, in bytes.
+    pub prepared_bytes: u64,
     /// Its cache of values; `None` if it has none.
     pub cache: Option<CacheStatistics>,
 }
@@ -255,13 +257,7 @@ impl RunningNode {
         let mut sum = EngineStatistics::default();
         for namespace in lock(&self.namespaces).values() {
             if let NamespaceVolume::Kv(volume) = &namespace.volume {
-                let statistics = volume.statistics();
-                sum.keys += statistics.keys;
-                sum.capacity_bytes += statistics.capacity_bytes;
-                sum.used_bytes += statistics.used_bytes;
-                sum.index_bytes += statistics.index_bytes;
-                sum.journal_batches += statistics.journal_batches;
-                sum.checkpoints += statistics.checkpoints;
+                sum.add(&volume.statistics());
             }
         }
         sum
@@ -299,6 +295,7 @@ impl RunningNode {
             size_bytes: info.size_bytes,
             used_bytes: info.used_bytes(),
             keys: statistics.map(|statistics| statistics.keys),
+            prepared_bytes: statistics.map_or(0, |one| one.prepared_bytes),
             cache: statistics.map(|one| one.cache).filter(|cache| cache.capacity_bytes > 0),
         }
     }
@@ -584,6 +581,7 @@ mod tests {
             device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
             drive_profile: None,
             cache_bytes: 0,
+            prepare_bytes: 0,
             command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
             existing_data: ExistingDataPolicy::Keep,
             ana_group: 1,

@@ -4,7 +4,7 @@
 
 use crate::config::{
     ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig,
-    NodeConfig, REQUESTS_MAX,
+    NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
@@ -77,6 +77,12 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     }
     if config.cache_bytes > 0 {
         validate_cache(config)?;
+    }
+    if config.prepare_bytes > 0 && matches!(config.command_set, CommandSetConfig::Blocks { .. }) {
+        return invalid("prepare_bytes", "only a key-value namespace is prepared");
+    }
+    if config.prepare_bytes > PREPARE_BYTES_MAX {
+        return invalid("prepare_bytes", &format!("must be at most {PREPARE_BYTES_MAX}"));
     }
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
         return invalid("size", "must be at least one block");

@@ -30,6 +30,7 @@ fn namespace(directory: &Path, block_bytes: u32) -> NamespaceConfig {
         },
         drive_profile: None,
         cache_bytes: 0,
+        prepare_bytes: 0,
         command_set: CommandSetConfig::Blocks { block_bytes },
         existing_data: ExistingDataPolicy::Keep,
         ana_group: 1,

@@ -71,6 +71,9 @@ pub struct NsAddArgs {
     /// Key-value namespaces: memory of a cache of values [default: 0, none].
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<Size>,
+    /// Key-value namespaces on a file: never-written space that is written ahead of its use; 0 for none [default: 1GiB].
+    #[arg(long, value_name = "SIZE")]
+    pub prepare_bytes: Option<Size>,
     /// Block namespaces: block size in bytes, 512 or 4096 [default: 4096].
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<Size>,
@@ -181,6 +184,7 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 size_bytes: add.size.map(|size| size.0),
                 engine: add.engine.map(|engine| engine.0.name().to_owned()),
                 cache_bytes: add.cache_bytes.map(|size| size.0),
+                prepare_bytes: add.prepare_bytes.map(|size| size.0),
                 block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
                 ana_group: add.ana_group,
                 existing: match (add.format, add.keep) {

@@ -152,6 +152,9 @@ pub struct ServeArgs {
     /// Memory of a cache of values in front of the device of namespace 1; 0 for none.
     #[arg(long, value_name = "SIZE")]
     pub cache_bytes: Option<Size>,
+    /// Never-written space of the file of namespace 1 that is written ahead of its use; 0 for none.
+    #[arg(long, value_name = "SIZE")]
+    pub prepare_bytes: Option<Size>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
     /// file.
     #[arg(long, value_name = "BYTES")]

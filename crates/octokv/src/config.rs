@@ -35,6 +35,7 @@ pub struct ConfigFile {
     pub nand: DriveArg,
     pub engine: EngineArg,
     pub cache_bytes: Size,
+    pub prepare_bytes: Size,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -81,6 +82,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "nand",
     "engine",
     "cache_bytes",
+    "prepare_bytes",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -179,6 +181,7 @@ impl Default for ConfigFile {
             nand: DriveArg(node.drive_profile),
             engine: EngineArg::default(),
             cache_bytes: Size(node.cache_bytes),
+            prepare_bytes: Size(node.prepare_bytes),
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -273,6 +276,7 @@ impl ConfigFile {
         over(&mut self.nand, &flags.nand);
         over(&mut self.engine, &flags.engine);
         over(&mut self.cache_bytes, &flags.cache_bytes);
+        over(&mut self.prepare_bytes, &flags.prepare_bytes);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
         over(&mut self.durability, &flags.durability);
@@ -420,6 +424,7 @@ impl ConfigFile {
             device,
             drive_profile: self.nand.0,
             cache_bytes: self.cache_bytes.0,
+            prepare_bytes: self.prepare_bytes.0,
             format,
             reformat,
             durability: match self.durability {

@@ -9,6 +9,7 @@ use octokv_base::{NamespaceId, crc32c};
 use octokv_engine::FormatConfig;
 use octokv_node::{
     ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
+    PREPARE_BYTES_MAX,
 };
 use serde::Deserialize;
 
@@ -47,6 +48,9 @@ pub struct NamespaceSection {
     /// Key-value namespaces: memory of a cache of values; 0 for none.
     #[serde(default)]
     pub cache_bytes: Size,
+    /// Key-value namespaces on a file: never-written space that is written ahead of its use; 0 for none.
+    #[serde(default)]
+    pub prepare_bytes: Option<Size>,
     /// ANA group, 1 to 32.
     #[serde(default = "default_ana_group")]
     pub ana_group: u32,
@@ -109,6 +113,9 @@ impl NamespaceSection {
             device,
             drive_profile: self.nand.0,
             cache_bytes: self.cache_bytes.0,
+            prepare_bytes: self
+                .prepare_bytes
+                .map_or(if self.kind == NamespaceKindKey::Kv { PREPARE_BYTES_MAX } else { 0 }, |size| size.0),
             command_set,
             existing_data,
             ana_group: self.ana_group,

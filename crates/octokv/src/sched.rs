@@ -262,7 +262,11 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
         write!(out, "{} of {} used, ", Size(cache.used_bytes), Size(cache.capacity_bytes))?;
         write!(out, "{} entries, {} evicted", cache.entries, cache.evictions)?;
     }
-    if !interval.caches.is_empty() {
+    for prepared in &interval.prepared {
+        let (nsid, bytes) = (prepared.nsid, Size(prepared.prepared_bytes));
+        write!(out, "\nprepared of namespace {nsid}: {bytes}")?;
+    }
+    if !interval.caches.is_empty() || !interval.prepared.is_empty() {
         writeln!(out)?;
     }
     writeln!(out, "\nmeasured by core {} in {:.0} us", interval.measured_by, interval.took_us)?;

@@ -149,6 +149,16 @@ fn an_invalid_namespace_is_rejected_by_name_and_leaves_nothing() {
             2,
             &["cache_bytes", "available"],
         ),
+        (
+            &["--kind", "block", "--device", &new, "--size", "64MiB", "--prepare-bytes", "1MiB"],
+            2,
+            &["prepare_bytes", "key-value"],
+        ),
+        (
+            &["--kind", "kv", "--device", &new, "--size", "64MiB", "--prepare-bytes", "2GiB"],
+            2,
+            &["prepare_bytes", "at most 1073741824"],
+        ),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--keep"], 2, &["keep"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "1"], 1, &["namespace 1 already"]),
         (&["--kind", "kv", "--device", &new, "--size", "64MiB", "--nsid", "0"], 2, &["nsid"]),
@@ -212,6 +222,55 @@ fn values_are_served_from_a_cache_that_is_set_by_namespace_and_visible_in_stats(
     assert_eq!(caches(&node), [[2, 0, 0, 0]], "a cache is empty after a start");
     node.run(&["ns", "remove", "2"]).stdout_ok();
     assert!(caches(&node).is_empty());
+}
+
+/// The bytes that were prepared, by namespace that has any, once `is_enough` of them were.
+fn prepared(node: &Node, is_enough: impl Fn(&[[u64; 2]]) -> bool) -> Vec<[u64; 2]> {
+    loop {
+        let stats = node.run(&["stats", "--json"]);
+        let interval: Value = serde_json::from_str(stats.stdout_ok()).unwrap();
+        let all = interval["prepared"].as_array().unwrap().iter();
+        let all: Vec<[u64; 2]> =
+            all.map(|one| ["nsid", "prepared_bytes"].map(|name| one[name].as_u64().unwrap())).collect();
+        if is_enough(&all) {
+            return all;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn never_written_space_is_prepared_by_namespace_and_visible_in_stats() {
+    let directory = temp_directory();
+    let directory = directory.path();
+    let kind = std::process::Command::new("stat").args(["-f", "-c", "%T"]).arg(directory).output().unwrap();
+    let is_known = ["ext2/ext3\n", "xfs\n"].contains(&str::from_utf8(&kind.stdout).unwrap());
+    let node = Node::start_with(directory, &["--prepare-bytes", "0"]);
+    for (name, more) in
+        [("on", &[][..]), ("off", &["--prepare-bytes", "0"]), ("few", &["--prepare-bytes", "4MiB"])]
+    {
+        let device = path(directory, name);
+        let add = ["ns", "add", "--kind", "kv", "--device", &device, "--size", "64MiB"];
+        node.run(&[&add, more].concat()).stdout_ok();
+    }
+    let sizes = |node: &Node| -> Vec<u64> {
+        node.list().iter().map(|one| one["prepare_bytes"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(sizes(&node), [0, 1 << 30, 0, 4 << 20]);
+    if is_known {
+        // Nearly all of one, a part of the other; both stop there.
+        let all =
+            prepared(&node, |all| matches!(all, [[2, on], [4, few]] if *on > 48 << 20 && *few > 3 << 20));
+        assert!(all[1][1] < 8 << 20, "{all:?}");
+        let table = node.run(&["stats"]);
+        assert!(table.stdout_ok().contains("prepared of namespace 2: "), "{}", table.text());
+    }
+    let url = node.url(2);
+    octokv(["put", "key", "value", "--url", &url]).stdout_ok();
+    node.server.stop();
+    let node = Node::start(directory);
+    assert_eq!(sizes(&node), [1 << 30, 1 << 30, 0, 4 << 20]);
+    assert_eq!(octokv(["get", "key", "--url", &node.url(2)]).stdout_ok(), "value");
 }
 
 #[test]
