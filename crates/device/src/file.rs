@@ -14,7 +14,7 @@ pub struct FileDevice {
     file: FileId,
     geometry: Geometry,
     preferred_write_bytes: u32,
-    /// What knows of never-written blocks.
+    /// The source that reports never-written blocks.
     source: Option<DeviceSource>,
     name: String,
 }
