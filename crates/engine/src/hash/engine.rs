@@ -8,10 +8,9 @@ use super::journal::{IndexChange, WriteOutcome};
 use super::record::{
     self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
 };
-use super::record_write::{RecordWrite, WriteFuture};
 use super::unindexed_record::UnindexedRecord;
 use super::volume::{HashVolume, SpaceFor};
-use super::write_rules::{self, KeyState, Remains};
+use super::write_rules::{self, KnownKey, Remains};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
@@ -264,25 +263,6 @@ impl HashCore {
         (sequence, self.device.write(self.lba(extent.location), buffer))
     }
 
-    /// A record's write, beside which the caller polls the comparison of its predecessor's key.
-    fn compare_beside<'a, W>(
-        &'a self,
-        write: W,
-        unverified: Option<RecordRef>,
-        key: &'a Key,
-    ) -> RecordWrite<'a, W> {
-        let mut outcome = Ok(WriteOutcome::Confirmed);
-        let read = unverified.and_then(|record_ref| {
-            let bytes = self.prefix_bytes(record_ref, HEADER_BYTES + key.len());
-            let Some(read) = self.start_read(record_ref, bytes) else {
-                outcome = Err(EngineError::NoMemory);
-                return None;
-            };
-            Some((record_ref, bytes, read))
-        });
-        RecordWrite { core: self, key, write, read, outcome }
-    }
-
     /// Applies a change whose record is on a volatile device, which has no journal.
     fn apply_volatile(&self, entry: IndexChange, outcome: WriteOutcome) {
         let volume = &self.volume;
@@ -331,7 +311,7 @@ impl HashCore {
             None => Vec::new(),
         };
         let record_bytes = entry.units as usize * self.volume.unit_bytes();
-        let mut record_write = self.compare_beside(WriteFuture(write), unverified, key);
+        let mut record_write = self.compare_beside_write(write, unverified, key);
         match commit(self, entry, record_bytes, &mut record_write).await? {
             Ok(()) => {
                 self.free_pieces(old_in_pieces, &old_pieces);
@@ -413,9 +393,9 @@ impl HashCore {
         let mut epoch_guard = self.enter_epoch();
         let mut predecessor = self.find_predecessor(mode, hash, key).await?;
         let known = match &predecessor {
-            Predecessor::Verified(Some((_, meta))) => KeyState::of(meta, || volume.clock.now()),
+            Predecessor::Verified(Some((_, meta))) => KnownKey::of(meta, || volume.clock.now()),
             // Whichever key has that record: this one has no version, and none of these modes asks whether it exists.
-            Predecessor::Verified(None) | Predecessor::Unverified(_) => KeyState::ABSENT,
+            Predecessor::Verified(None) | Predecessor::Unverified(_) => KnownKey::ABSENT,
         };
         let meta = match write_rules::decide_put(known, &options) {
             Ok(meta) => meta,
@@ -477,7 +457,7 @@ impl HashCore {
             let candidates = volume.candidates(hash);
             self.resolve_candidates(&candidates, key).await?
         };
-        let known = found.map_or(KeyState::ABSENT, |(_, meta)| KeyState::of(&meta, || volume.clock.now()));
+        let known = found.map_or(KnownKey::ABSENT, |(_, meta)| KnownKey::of(&meta, || volume.clock.now()));
         let (remains, outcome) =
             match write_rules::decide_delete(known, found.as_ref().map(|(_, meta)| meta), version) {
                 Ok(decided) => decided,

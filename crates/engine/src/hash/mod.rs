@@ -17,10 +17,10 @@
 //!
 //! # Layout
 //! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device.
-//! - [`index`]: the structure in memory that no other engine has.
+//! - [`index`]: the structure in memory that no other engine has; `index_partition`: one part of it.
 //! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
-//! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
+//! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces, `piece_list`: their lists; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
 //!   `prepare`: zeros in never-written space ahead of its use. `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
@@ -34,7 +34,9 @@ mod forget;
 pub mod format;
 mod handle;
 pub mod index;
+mod index_partition;
 pub mod journal;
+mod piece_list;
 mod pieces;
 #[cfg(test)]
 mod pieces_tests;

@@ -267,14 +267,14 @@ fn a_flipped_bit_in_any_block_costs_at_most_one_key_and_its_space_can_be_used_ag
             affected += 1;
             assert!(matches!(found[index], Err(EngineError::Corrupt { .. })), "{:?}", found[index]);
             if affected % 16 == 0 {
-                // A put or a delete of the key is how it is mended; all other values remain.
+                // A put or a delete of the key replaces it; all other values remain.
                 assert_eq!(volume.put(index as u64, 500, 30_000), PutOutcome::Stored);
-                let mended = volume.crash();
-                let found = read_all(&mended.disk, &mended.engine);
+                let after = volume.crash();
+                let found = read_all(&after.disk, &after.engine);
                 assert_eq!(found[index], Ok(Some(500)));
                 let is_same = |other: &usize| *other == index || found[*other] == good[*other];
                 assert!((0..KEYS as usize).all(|other| is_same(&other)), "block {block}: {found:?}");
-                assert_eq!(mended.delete(index as u64), DeleteOutcome::Deleted);
+                assert_eq!(after.delete(index as u64), DeleteOutcome::Deleted);
             }
         }
     }

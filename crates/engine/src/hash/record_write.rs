@@ -3,7 +3,7 @@
 use super::engine::{HashCore, KeyMatch};
 use super::index::RecordRef;
 use super::journal::WriteOutcome;
-use super::record::HEADER_AND_KEY_BYTES_MAX;
+use super::record::{HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES};
 use crate::EngineError;
 use octokv_base::{Buffer, Key};
 use octokv_device::{DeviceError, DeviceFuture};
@@ -11,8 +11,39 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+impl HashCore {
+    /// A record's write, beside which the caller polls the comparison of its predecessor's key.
+    pub(super) fn compare_beside<'a, W>(
+        &'a self,
+        write: W,
+        unverified: Option<RecordRef>,
+        key: &'a Key,
+    ) -> RecordWrite<'a, W> {
+        let mut outcome = Ok(WriteOutcome::Confirmed);
+        let read = unverified.and_then(|record_ref| {
+            let bytes = self.prefix_bytes(record_ref, HEADER_BYTES + key.len());
+            let Some(read) = self.start_read(record_ref, bytes) else {
+                outcome = Err(EngineError::NoMemory);
+                return None;
+            };
+            Some((record_ref, bytes, read))
+        });
+        RecordWrite { core: self, key, write, read, outcome }
+    }
+
+    /// [`HashCore::compare_beside`] of a write to a device.
+    pub(super) fn compare_beside_write<'a>(
+        &'a self,
+        write: DeviceFuture,
+        unverified: Option<RecordRef>,
+        key: &'a Key,
+    ) -> RecordWrite<'a, WriteFuture> {
+        self.compare_beside(WriteFuture(write), unverified, key)
+    }
+}
+
 /// The write of a record to a device.
-pub(super) struct WriteFuture(pub DeviceFuture);
+pub(super) struct WriteFuture(DeviceFuture);
 
 impl Future for WriteFuture {
     type Output = Result<(), DeviceError>;
@@ -25,13 +56,13 @@ impl Future for WriteFuture {
 /// The write of a record, and the comparison of its predecessor's key ([`HashCore::compare_beside`]). The device owns the
 /// space until the write completes: it ends after both, also if the comparison failed.
 pub(super) struct RecordWrite<'a, W> {
-    pub core: &'a HashCore,
-    pub key: &'a Key,
-    pub write: W,
+    core: &'a HashCore,
+    key: &'a Key,
+    write: W,
     /// The predecessor, the bytes that are being read of it, and that read.
-    pub read: Option<(RecordRef, usize, DeviceFuture)>,
+    read: Option<(RecordRef, usize, DeviceFuture)>,
     /// Of the comparison.
-    pub outcome: Result<WriteOutcome, EngineError>,
+    outcome: Result<WriteOutcome, EngineError>,
 }
 
 impl<W> RecordWrite<'_, W> {

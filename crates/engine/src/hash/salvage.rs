@@ -16,7 +16,7 @@
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::pieces::{find_damage, list_of, load_pieces, record_units_of_list};
+use super::piece_list::{find_damage, list_of, load_pieces, record_units_of_list};
 use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes};
 use super::superblock::HashSuperblock;
 use crate::common::journal::{JournalEntry, UncheckedBatch};

@@ -4,7 +4,7 @@
 
 use super::index::is_fingerprint_of;
 use super::index::{IndexEntry, RecordRef};
-use super::pieces::{DamagedAt, find_damage, load_pieces};
+use super::piece_list::{DamagedAt, find_damage, load_pieces};
 use super::record::{RecordFlags, RecordFormat, RecordHeader, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;

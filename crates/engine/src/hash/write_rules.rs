@@ -10,20 +10,20 @@ use octokv_base::{UnixTime, Version};
 
 /// What is known of a key before a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KeyState {
+pub(super) struct KnownKey {
     /// Its version.
     pub version: Version,
     /// Whether it has a value that has not expired.
     pub exists: bool,
 }
 
-impl KeyState {
+impl KnownKey {
     /// A key without a record.
-    pub const ABSENT: KeyState = KeyState { version: Version::NONE, exists: false };
+    pub const ABSENT: KnownKey = KnownKey { version: Version::NONE, exists: false };
 
     /// The key of a record.
-    pub fn of(meta: &RecordMeta, now: impl FnOnce() -> UnixTime) -> KeyState {
-        KeyState { version: meta.version, exists: is_live(meta, now) }
+    pub fn of(meta: &RecordMeta, now: impl FnOnce() -> UnixTime) -> KnownKey {
+        KnownKey { version: meta.version, exists: is_live(meta, now) }
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn check_options(format: RecordFormat, options: &PutOptions) -> Resul
 ///
 /// # Errors
 /// The outcome of a put that stores nothing.
-pub(super) fn decide_put(key: KeyState, options: &PutOptions) -> Result<RecordMeta, PutOutcome> {
+pub(super) fn decide_put(key: KnownKey, options: &PutOptions) -> Result<RecordMeta, PutOutcome> {
     if options.version > Version::NONE && options.version <= key.version {
         return Err(PutOutcome::NotNewer(key.version));
     }
@@ -92,7 +92,7 @@ pub(super) enum Remains {
 /// # Errors
 /// The outcome of a delete that changes nothing since it is not newer.
 pub(super) fn decide_delete(
-    key: KeyState,
+    key: KnownKey,
     found: Option<&RecordMeta>,
     version: Version,
 ) -> Result<(Remains, DeleteOutcome), DeleteOutcome> {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn that_a_put_is_not_newer_is_decided_before_its_condition() {
-        let key = KeyState { version: version(5), exists: true };
+        let key = KnownKey { version: version(5), exists: true };
         let options = |version, mode| PutOptions { version, mode, ..PutOptions::default() };
         let table = [
             (options(version(5), PutMode::AddOnly), Err(PutOutcome::NotNewer(version(5)))),
@@ -138,9 +138,9 @@ mod tests {
         for (options, want) in table {
             assert_eq!(decide_put(key, &options).map(|meta| meta.version), want, "{options:?}");
         }
-        let absent = decide_put(KeyState::ABSENT, &options(Version::NONE, PutMode::UpdateOnly));
+        let absent = decide_put(KnownKey::ABSENT, &options(Version::NONE, PutMode::UpdateOnly));
         assert_eq!(absent, Err(PutOutcome::NotFound));
-        assert_eq!(decide_put(KeyState::ABSENT, &PutOptions::default()), Ok(RecordMeta::PLAIN));
+        assert_eq!(decide_put(KnownKey::ABSENT, &PutOptions::default()), Ok(RecordMeta::PLAIN));
     }
 
     #[test]
@@ -151,7 +151,7 @@ mod tests {
             ..value(version, UnixTime::NEVER)
         };
         let delete = |found: Option<RecordMeta>, version| {
-            let key = found.map_or(KeyState::ABSENT, |meta| KeyState::of(&meta, || UnixTime(10)));
+            let key = found.map_or(KnownKey::ABSENT, |meta| KnownKey::of(&meta, || UnixTime(10)));
             decide_delete(key, found.as_ref(), version)
         };
         use {DeleteOutcome::*, Remains::*};
