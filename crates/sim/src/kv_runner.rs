@@ -230,7 +230,12 @@ impl ScenarioRunner for KvRunner {
     fn corrupt_bits(&mut self, records: u64, metadata: bool, restart: bool) -> Result<(), String> {
         self.for_each_node(|runner, node| {
             runner.flip_bits(node, records, metadata);
-            if restart || metadata { runner.restart_node(node) } else { runner.audit_running_node(node) }
+            // An audit through a cache would see the value of before, and so would only some of the gets after it.
+            let has_cache = runner.simulation.node[node].sim_node.plan.cache_bytes > 0;
+            match restart || metadata || has_cache {
+                true => runner.restart_node(node),
+                false => runner.audit_running_node(node),
+            }
         })
     }
 
