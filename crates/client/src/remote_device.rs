@@ -98,13 +98,14 @@ struct RemoteOperation {
 
 impl<S: Sockets> RemoteState<S> {
     fn begin(&mut self, ticket: u32, operation: IoOperation) {
-        let (kind, offset, bytes, buffer) = match operation {
+        let (kind, offset, bytes, buffer) = match operation.into_single_buffer() {
             IoOperation::Read { offset, buffer } => {
                 (OperationKind::Read, offset, buffer.len() as u64, Some(buffer))
             }
             IoOperation::Write { offset, buffer } => {
                 (OperationKind::Write, offset, buffer.len() as u64, Some(buffer))
             }
+            IoOperation::WriteVectored { .. } => unreachable!("it has one buffer"),
             IoOperation::Trim { offset, bytes } => (OperationKind::Trim, offset, bytes, None),
             IoOperation::Flush => (OperationKind::Flush { durable_writes: 0 }, 0, 0, None),
         };

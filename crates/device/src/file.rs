@@ -73,6 +73,15 @@ impl Device for FileDevice {
         let operation = IoOperation::Write { offset: self.offset(at), buffer };
         DeviceFuture::submitted(self.channel.submit(self.file, operation))
     }
+    fn write_vectored(&self, at: Lba, buffers: Vec<Buffer>) -> DeviceFuture {
+        let is_whole = |buffer: &Buffer| self.geometry.is_valid_range(Lba(0), buffer.len());
+        let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
+        if !self.geometry.is_valid_range(at, bytes) || !buffers.iter().all(is_whole) {
+            return DeviceFuture::out_of_range(None);
+        }
+        let operation = IoOperation::WriteVectored { offset: self.offset(at), buffers };
+        DeviceFuture::submitted(self.channel.submit(self.file, operation))
+    }
     fn next_unwritten(&self, at: Lba) -> Option<Range<Lba>> {
         let block_bytes = u64::from(self.geometry.block_bytes);
         let bytes = self.source.as_ref()?.next_unwritten(self.offset(at))?;

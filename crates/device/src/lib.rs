@@ -25,6 +25,7 @@ pub use ssd_model::SimulatedSsd;
 pub use octokv_runtime::{HeldBytes, ReadGuard};
 
 use octokv_base::{Buffer, Lba};
+pub use octokv_runtime::device_queue::VECTOR_BUFFERS_MAX;
 use octokv_runtime::device_queue::{CompletionFuture, IoCompletion};
 use std::future::Future;
 use std::ops::Range;
@@ -117,6 +118,28 @@ pub trait Device {
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
     /// Writes all of `buffer` to the blocks at `at`. REQUIRES: the buffer's length is whole blocks.
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
+    /// Writes all of `buffers` side by side to the blocks from `at` on; the result has no buffer. A device may make several writes of
+    /// it, of which some may succeed if it fails. REQUIRES: each buffer's length is whole blocks; 1 to
+    /// [`VECTOR_BUFFERS_MAX`] buffers.
+    fn write_vectored(&self, at: Lba, buffers: Vec<Buffer>) -> DeviceFuture {
+        let (block_bytes, mut at) = (u64::from(self.geometry().block_bytes), at);
+        let started: Vec<DeviceFuture> = buffers
+            .into_iter()
+            .map(|buffer| {
+                let blocks = buffer.len() as u64 / block_bytes;
+                let write = self.write(at, buffer);
+                at.0 += blocks;
+                write
+            })
+            .collect();
+        DeviceFuture::boxed(async move {
+            let mut result = Ok(());
+            for write in started {
+                result = result.and(write.await.result);
+            }
+            IoResult { buffer: None, result }
+        })
+    }
     /// Prefetches for a write of the blocks. A hint, which most devices ignore.
     fn prefetch_write(&self, _at: Lba, _blocks: u64) {}
     /// Prefetches for a read of the blocks. A hint, which most devices ignore.

@@ -10,6 +10,8 @@ pub enum InjectedBug {
     SkipFlush,
     /// A batch is flushed before the records that it names are written.
     SkipRecordWait,
+    /// Of the records of a batch that lie side by side, the first and the last change places.
+    MisplaceRecords,
     /// A batch marks its predecessor as durable while that is still in flight.
     MarkDurableEarly,
     /// Tags collide, and recovery does not verify which record a put replaces.

@@ -40,6 +40,13 @@ pub enum IoOperation {
         /// Source; its length is the transfer length.
         buffer: Buffer,
     },
+    /// Writes the buffers side by side, as one write. They are not returned.
+    WriteVectored {
+        /// Device offset in bytes.
+        offset: u64,
+        /// Sources, 1 to [`VECTOR_BUFFERS_MAX`]; the sum of their lengths is the transfer length.
+        buffers: Vec<Buffer>,
+    },
     /// Makes every write that completed before the submission survive a power loss.
     Flush,
     /// Deallocates a range: its contents are no longer needed. Advisory.
@@ -51,11 +58,27 @@ pub enum IoOperation {
     },
 }
 
+/// The most buffers of one [`IoOperation::WriteVectored`] (the kernel's IOV_MAX).
+pub const VECTOR_BUFFERS_MAX: usize = 1024;
+
 impl IoOperation {
+    /// The same operation, with one buffer in place of several: for queues that are no drivers of the kernel's.
+    pub fn into_single_buffer(self) -> IoOperation {
+        let IoOperation::WriteVectored { offset, buffers } = self else { return self };
+        let mut joined = Buffer::zeroed(buffers.iter().map(|buffer| buffer.len()).sum());
+        let mut rest = &mut joined[..];
+        for buffer in &buffers {
+            let (part, after) = rest.split_at_mut(buffer.len());
+            part.copy_from_slice(buffer);
+            rest = after;
+        }
+        IoOperation::Write { offset, buffer: joined }
+    }
+
     fn into_buffer(self) -> Option<Buffer> {
         match self {
             IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
-            IoOperation::Flush | IoOperation::Trim { .. } => None,
+            IoOperation::WriteVectored { .. } | IoOperation::Flush | IoOperation::Trim { .. } => None,
         }
     }
 }
@@ -67,7 +90,7 @@ const EBADF: i32 = 9;
 /// device, whose buffer may be lost with the connection.
 #[derive(Debug)]
 pub struct IoCompletion {
-    /// The operation's buffer; `None` for flush and trim.
+    /// The operation's buffer; `None` for a vectored write, flush and trim.
     pub buffer: Option<Buffer>,
     /// Success, or the kernel's error number. A short transfer fails with EIO.
     pub result: Result<(), i32>,

@@ -121,6 +121,15 @@ fn execute(file: &DeviceFile, operation: IoOperation) -> IoCompletion {
             let result = file.write_at(offset, &buffer);
             IoCompletion { buffer: Some(buffer), result }
         }
+        IoOperation::WriteVectored { offset, buffers } => {
+            let mut at = offset;
+            let result = buffers.iter().try_for_each(|buffer| {
+                let written = file.write_at(at, buffer);
+                at += buffer.len() as u64;
+                written
+            });
+            IoCompletion { buffer: None, result }
+        }
         IoOperation::Flush => IoCompletion { buffer: None, result: file.sync_data() },
         IoOperation::Trim { offset, bytes } => {
             IoCompletion { buffer: None, result: file.trim(offset, bytes) }

@@ -56,6 +56,9 @@ impl DeviceQueue for UringQueue {
         match operation {
             IoOperation::Read { offset, buffer } => self.driver.read(token, file.0, offset, buffer),
             IoOperation::Write { offset, buffer } => self.driver.write(token, file.0, offset, buffer),
+            IoOperation::WriteVectored { offset, buffers } => {
+                self.driver.write_vectored(token, file.0, offset, buffers)
+            }
             IoOperation::Flush => self.driver.flush(token, file.0),
             IoOperation::Trim { .. } if self.driver.file(file.0).is_block_device() => {
                 self.submit_discard(token, file, operation);

@@ -89,6 +89,32 @@ fn written_bytes_are_read_and_buffers_returned() {
 }
 
 #[test]
+fn buffers_are_written_side_by_side() {
+    each_kind("vectored", 4, |fixture| {
+        let file = fixture.devices.open(&fixture.source).unwrap();
+        let submit = |operation| fixture.wait(fixture.devices.submit(file, operation));
+        for (first, lengths) in [(1, vec![4096]), (10, vec![4096, 12_288, 8192]), (40, vec![4096; 300])] {
+            let offset = first * 4096;
+            let parts =
+                || lengths.iter().enumerate().map(|(index, &bytes)| buffer(first + index as u64, bytes));
+            let write = IoOperation::WriteVectored { offset, buffers: parts().collect() };
+            assert_eq!(submit(write).result, Ok(()));
+            let bytes = lengths.iter().sum();
+            let read = submit(IoOperation::Read { offset, buffer: Buffer::zeroed(bytes) }).buffer.unwrap();
+            let mut at = 0;
+            for (index, part) in parts().enumerate() {
+                assert_eq!(read[at..at + part.len()], part[..], "part {index} of {}", lengths.len());
+                at += part.len();
+            }
+        }
+        let beyond = vec![buffer(1, 4096), buffer(2, 4096)];
+        let write = IoOperation::WriteVectored { offset: SCRATCH_BYTES - 4096, buffers: beyond };
+        assert!(submit(write).result.is_err() || fixture.env.is_none(), "only a file grows");
+        assert_eq!(fixture.devices.in_flight(), 0);
+    });
+}
+
+#[test]
 fn a_trimmed_range_is_zero_and_its_neighbours_unchanged() {
     each_kind("trim", 4, |fixture| {
         let file = fixture.devices.open(&fixture.source).unwrap();

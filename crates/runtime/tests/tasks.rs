@@ -30,7 +30,7 @@ impl DeviceQueue for DelayedEcho {
     fn submit(&mut self, token: u32, _: FileId, operation: IoOperation) {
         let buffer = match operation {
             IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
-            IoOperation::Flush | IoOperation::Trim { .. } => None,
+            IoOperation::WriteVectored { .. } | IoOperation::Flush | IoOperation::Trim { .. } => None,
         };
         self.waiting.push((token, IoCompletion { buffer, result: Ok(()) }));
     }

@@ -50,6 +50,11 @@ fn a_batch_that_is_flushed_before_its_records_are_written_is_found() {
 }
 
 #[test]
+fn a_record_of_a_batch_that_is_written_in_place_of_another_is_found() {
+    assert_found(InjectedBug::MisplaceRecords, Scenario::Calm, 60);
+}
+
+#[test]
 fn a_batch_that_marks_one_in_flight_as_durable_is_found() {
     assert_found(InjectedBug::MarkDurableEarly, Scenario::Crashes, 100);
 }

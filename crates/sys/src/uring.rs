@@ -54,7 +54,15 @@ struct InFlightOp {
     token: u32,
     file: u32,
     buffer: Option<Buffer>,
+    vector: Option<Box<IoVector>>,
     kind: OpKind,
+}
+
+/// What the kernel reads of a vectored write, and the buffers that it names.
+struct IoVector {
+    parts: Vec<libc::iovec>,
+    bytes: usize,
+    _buffers: Vec<Buffer>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -154,7 +162,10 @@ impl UringDriver {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_mut_ptr(), buffer.len() as u32);
         let entry = opcode::Read::new(self.descriptor(file), start, bytes).offset(offset).build();
-        self.submit_entry(InFlightOp { token, file, buffer: Some(buffer), kind: OpKind::Transfer }, entry);
+        self.submit_entry(
+            InFlightOp { token, file, buffer: Some(buffer), vector: None, kind: OpKind::Transfer },
+            entry,
+        );
     }
 
     /// Submits a write of all of `buffer` at byte `offset`.
@@ -165,14 +176,36 @@ impl UringDriver {
         assert!(buffer.len() <= TRANSFER_BYTES_MAX, "{} bytes in one transfer", buffer.len());
         let (start, bytes) = (buffer.as_ptr(), buffer.len() as u32);
         let entry = opcode::Write::new(self.descriptor(file), start, bytes).offset(offset).build();
-        self.submit_entry(InFlightOp { token, file, buffer: Some(buffer), kind: OpKind::Transfer }, entry);
+        self.submit_entry(
+            InFlightOp { token, file, buffer: Some(buffer), vector: None, kind: OpKind::Transfer },
+            entry,
+        );
+    }
+
+    /// Submits a write of all `buffers` side by side from byte `offset`. The completion has no buffer.
+    ///
+    /// # Panics
+    /// If the buffers exceed [`TRANSFER_BYTES_MAX`].
+    pub fn write_vectored(&mut self, token: u32, file: u32, offset: u64, buffers: Vec<Buffer>) {
+        let part = |buffer: &Buffer| libc::iovec {
+            iov_base: buffer.as_ptr().cast_mut().cast(),
+            iov_len: buffer.len(),
+        };
+        let parts: Vec<libc::iovec> = buffers.iter().map(part).collect();
+        let bytes = buffers.iter().map(|buffer| buffer.len()).sum();
+        assert!(bytes <= TRANSFER_BYTES_MAX, "{bytes} bytes in one transfer");
+        let vector = Box::new(IoVector { parts, bytes, _buffers: buffers });
+        let (start, count) = (vector.parts.as_ptr(), vector.parts.len() as u32);
+        let entry = opcode::Writev::new(self.descriptor(file), start, count).offset(offset).build();
+        let kind = OpKind::Transfer;
+        self.submit_entry(InFlightOp { token, file, buffer: None, vector: Some(vector), kind }, entry);
     }
 
     /// Submits a flush: every write that has completed survives a power loss (fdatasync).
     pub fn flush(&mut self, token: u32, file: u32) {
         let flags = types::FsyncFlags::DATASYNC;
         let entry = opcode::Fsync::new(self.descriptor(file)).flags(flags).build();
-        self.submit_entry(InFlightOp { token, file, buffer: None, kind: OpKind::Flush }, entry);
+        self.submit_entry(InFlightOp { token, file, buffer: None, vector: None, kind: OpKind::Flush }, entry);
     }
 
     /// Submits the deallocation of a byte range of a regular file.
@@ -181,7 +214,7 @@ impl UringDriver {
             .offset(offset)
             .mode(PUNCH_HOLE_MODE.bits() as i32)
             .build();
-        self.submit_entry(InFlightOp { token, file, buffer: None, kind: OpKind::Trim }, entry);
+        self.submit_entry(InFlightOp { token, file, buffer: None, vector: None, kind: OpKind::Trim }, entry);
     }
 
     fn descriptor(&self, file: u32) -> types::Fd {
@@ -304,16 +337,19 @@ impl InFlightOp {
             OpKind::Trim => ignore_unsupported_trim(outcome),
             OpKind::Flush => outcome,
             // A transfer is short only at the end of the device or after a media error.
-            OpKind::Transfer => match &self.buffer {
-                Some(buffer) if outcome.is_ok() && result as usize != buffer.len() => Err(libc::EIO),
-                _ => outcome,
-            },
+            OpKind::Transfer => {
+                let vector_bytes = self.vector.as_ref().map(|vector| vector.bytes);
+                match self.buffer.as_ref().map(|buffer| buffer.len()).or(vector_bytes) {
+                    Some(bytes) if outcome.is_ok() && result as usize != bytes => Err(libc::EIO),
+                    _ => outcome,
+                }
+            }
         }
     }
 }
 
 fn push_entry(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
-    // SAFETY: the entry's buffer is in `operations`, where it stays until the completion with this entry's index is
+    // SAFETY: the entry's buffer, or its vector and the buffers that this names, is in `operations`, where it stays until the completion with this entry's index is
     // reaped, or is leaked (`drop`); its file is in `files` until its last operation completes.
     unsafe { ring.submission().push(entry) }.is_ok()
 }

@@ -1,6 +1,6 @@
 //! The state of group commit: queued changes, batches in flight, and the position in the journal ring.
 //!
-//! In: changes, and the results of their record writes. Out: batches in order, and wake-ups. Does no I/O: that is in
+//! In: changes with their records, and what their writers find out about them. Out: batches in order, and wake-ups. Does no I/O: that is in
 //! [`super::group_commit`], which describes the protocol.
 //!
 //! ```text
@@ -16,7 +16,8 @@ use super::allocator::Extent;
 use super::journal::{self, BATCH_HEADER_BYTES, BatchHeader, JournalEntry, batch_units_max};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
-use octokv_base::Buffer;
+use octokv_base::{Buffer, Lba};
+use octokv_device::DeviceError;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -27,6 +28,12 @@ use std::task::{Context, Poll, Waker};
 /// Batches in flight at once. More of them shorten the wait of a put for the preceding batch; each flush is then shared
 /// by fewer puts.
 pub const LEADERS_MAX: usize = 3;
+
+/// Changes in flight beside which another batch may begin, whatever its size: few writers do not wait for each other.
+const CHANGES_BESIDE_MAX: usize = 1;
+/// How many changes have to wait for each one in flight, so that another batch may begin beside larger ones. Writers that wait
+/// for each other's batches thus end up in two groups, of which each has half of them, and not in as many as there are leaders.
+const WAITING_PER_CHANGE: usize = 2;
 
 /// Batches of the largest size that fit before reserved units of the ring, at least: two that a claim asks for, and two more.
 const RESERVATION_BATCHES_MIN: u32 = 4;
@@ -92,6 +99,9 @@ struct CommitState<E: JournalEntry> {
     /// Space freed by batches after `flushed_through`, whose old records a power cut may bring back. At most one run
     /// per unit of the record area: the runs are disjoint, since none is allocated again before it leaves the list.
     pending_free: Vec<Extent>,
+    /// Changes that are cancelled since the write of their record has failed, by ticket. At most one for each writer, which
+    /// takes it.
+    cancelled: Vec<(u64, DeviceError)>,
     /// The last batch with changes.
     last_change_batch: u64,
     /// The `flushed_through` of the newest batch.
@@ -105,33 +115,44 @@ struct CommitState<E: JournalEntry> {
 
 struct QueuedChange<E: JournalEntry> {
     entry: E,
-    record_state: RecordState<E::Outcome>,
+    /// Its record, until a batch has the change.
+    record: Option<UnwrittenRecord>,
+    state: ChangeState<E::Outcome>,
     waker: Option<Waker>,
 }
 
-/// The state of the write of a change's record.
+/// A record that is to be written with its batch.
+#[derive(Debug)]
+pub struct UnwrittenRecord {
+    /// Its first block.
+    pub at: Lba,
+    /// Its bytes, whole blocks.
+    pub buffer: Buffer,
+}
+
+/// What is known of a change beside its entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum RecordState<O> {
-    /// The device has not completed it.
-    InFlight,
-    /// The device has completed it, and this is what it told about the change.
-    Written(O),
-    /// It failed: the change is cancelled.
+pub enum ChangeState<O> {
+    /// Its writer does not know yet what it replaces.
+    Undecided,
+    /// It does.
+    Decided(O),
+    /// Its writer, or the write of its record, has failed: the change is cancelled.
     Failed,
 }
 
-impl<O: Copy> RecordState<O> {
-    /// The state after the write.
-    pub fn from_result(outcome: &Result<O, EngineError>) -> RecordState<O> {
-        outcome.map_or(RecordState::Failed, RecordState::Written)
+impl<O: Copy> ChangeState<O> {
+    /// The state after the writer has found out what the change replaces.
+    pub fn from_result(outcome: &Result<O, EngineError>) -> ChangeState<O> {
+        outcome.map_or(ChangeState::Failed, ChangeState::Decided)
     }
 
-    /// `entry`, amended or cancelled by the result of the record's write.
+    /// `entry`, amended or cancelled.
     fn amended<E: JournalEntry<Outcome = O>>(self, entry: E) -> E {
         match self {
-            RecordState::InFlight => entry,
-            RecordState::Written(outcome) => entry.amended(outcome),
-            RecordState::Failed => entry.cancelled(),
+            ChangeState::Undecided => entry,
+            ChangeState::Decided(outcome) => entry.amended(outcome),
+            ChangeState::Failed => entry.cancelled(),
         }
     }
 }
@@ -140,9 +161,9 @@ impl<O: Copy> RecordState<O> {
 struct InFlightBatch {
     position: JournalPosition,
     entry_count: usize,
-    /// The number of its records that are not written yet.
-    unwritten_records: usize,
-    /// Its leader, if that waits for records or for preceding batches.
+    /// The number of its changes that are undecided.
+    undecided: usize,
+    /// Its leader, if that waits for writers or for preceding batches.
     leader: Option<Waker>,
 }
 
@@ -150,6 +171,8 @@ struct InFlightBatch {
 pub struct BatchBuffers<E> {
     /// Its entries.
     pub entries: Vec<E>,
+    /// The records to be written with it, each with the index of its entry.
+    pub records: Vec<(usize, UnwrittenRecord)>,
     /// The space that they free.
     pub freed: Vec<Extent>,
     wakers: Vec<Waker>,
@@ -162,6 +185,7 @@ impl<E: JournalEntry> BatchBuffers<E> {
         let copy = || Buffer::zeroed(E::BATCH_BYTES_MAX.next_multiple_of(4096));
         BatchBuffers {
             entries: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
+            records: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
             freed: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
             wakers: Vec::with_capacity(E::BATCH_ENTRIES_MAX + 2),
             copies: [copy(), copy()],
@@ -173,8 +197,12 @@ impl<E: JournalEntry> BatchBuffers<E> {
 pub enum WaiterAction {
     /// It writes the next batch.
     Lead,
-    /// Its change is committed, or writing has failed.
-    Done(Result<(), EngineError>),
+    /// Its change is committed.
+    Committed,
+    /// Its change is cancelled: the write of its record has failed.
+    Cancelled(DeviceError),
+    /// Writing has failed.
+    ReadOnly,
 }
 
 /// The result of claiming a batch.
@@ -224,6 +252,7 @@ impl<E: JournalEntry> CommitQueue<E> {
             published: durable,
             flushed_through: durable,
             pending_free: Vec::new(),
+            cancelled: Vec::new(),
             last_change_batch: durable,
             last_marked_durable: 0,
             batches_written: 0,
@@ -290,19 +319,22 @@ impl<E: JournalEntry> CommitQueue<E> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Queues a change and gives its ticket.
-    pub fn enqueue(&self, entry: E, record: RecordState<E::Outcome>) -> u64 {
-        let mut state = self.state.lock();
-        state.queue.push_back(QueuedChange { entry, record_state: record, waker: None });
-        state.committed + state.queue.len() as u64 - 1
+    /// Queues a change, with the record that its batch is to write, and gives its ticket.
+    pub fn enqueue(&self, entry: E, record: Option<UnwrittenRecord>, state: ChangeState<E::Outcome>) -> u64 {
+        let mut queue = self.state.lock();
+        queue.queue.push_back(QueuedChange { entry, record, state, waker: None });
+        queue.committed + queue.queue.len() as u64 - 1
     }
 
-    /// Notes the result of the write of a change's record.
-    pub fn set_record_state(&self, ticket: u64, record_state: RecordState<E::Outcome>) {
+    /// Notes what the writer of an undecided change has found out.
+    pub fn decide(&self, ticket: u64, decided: ChangeState<E::Outcome>) {
         let mut state = self.state.lock();
         // Its batch waits for this, so it is not committed yet, unless a bug is injected.
         let Some(index) = ticket.checked_sub(state.committed).map(|index| index as usize) else { return };
-        state.queue[index].record_state = record_state;
+        // The write of its record may have failed meanwhile.
+        if state.queue[index].state == ChangeState::Undecided {
+            state.queue[index].state = decided;
+        }
         if index >= state.claimed {
             return;
         }
@@ -312,11 +344,22 @@ impl<E: JournalEntry> CommitQueue<E> {
             index < end
         };
         let batch = state.in_flight.iter_mut().find(contains_change).expect("a claimed change is in a batch");
-        batch.unwritten_records -= 1;
-        let leader = if batch.unwritten_records == 0 { batch.leader.take() } else { None };
+        batch.undecided -= 1;
+        let leader = if batch.undecided == 0 { batch.leader.take() } else { None };
         drop(state);
         if let Some(leader) = leader {
             leader.wake();
+        }
+    }
+
+    /// Cancels changes of a batch whose records could not be written. `indices` are those of their entries.
+    pub fn cancel(&self, batch: u64, indices: impl Iterator<Item = usize>, error: DeviceError) {
+        let mut state = self.state.lock();
+        let first = state.entries_before(batch);
+        for index in indices {
+            state.queue[first + index].state = ChangeState::Failed;
+            let ticket = state.committed + (first + index) as u64;
+            state.cancelled.push((ticket, error));
         }
     }
 
@@ -383,15 +426,18 @@ impl<E: JournalEntry> CommitQueue<E> {
         let mut buffers = state.free_buffers.pop().expect("buffers for each leader");
         buffers.entries.clear();
         buffers.freed.clear();
-        let (mut unwritten, mut entries_bytes) = (0, 0);
-        for change in state.queue.range(state.claimed..).take(E::BATCH_ENTRIES_MAX) {
+        let (mut undecided, mut entries_bytes) = (0, 0);
+        let claimed = state.claimed;
+        for change in state.queue.range_mut(claimed..).take(E::BATCH_ENTRIES_MAX) {
             entries_bytes += change.entry.encoded_bytes();
             if E::FIXED_BYTES.is_none() && BATCH_HEADER_BYTES + entries_bytes > E::BATCH_BYTES_MAX {
                 entries_bytes -= change.entry.encoded_bytes();
                 break;
             }
-            unwritten += usize::from(change.record_state == RecordState::InFlight);
-            buffers.entries.push(change.record_state.amended(change.entry.clone()));
+            undecided += usize::from(change.state == ChangeState::Undecided);
+            let index = buffers.entries.len();
+            buffers.records.extend(change.record.take().map(|record| (index, record)));
+            buffers.entries.push(change.state.amended(change.entry.clone()));
         }
         let entries = buffers.entries.len();
         let units = journal::batch_units(entries_bytes, self.config.unit_bytes);
@@ -410,7 +456,7 @@ impl<E: JournalEntry> CommitQueue<E> {
         state.in_flight.push_back(InFlightBatch {
             position: at,
             entry_count: entries,
-            unwritten_records: unwritten,
+            undecided,
             leader: None,
         });
         let flushed_through = match bug_injection::is_injected(InjectedBug::MarkDurableEarly) {
@@ -429,12 +475,12 @@ impl<E: JournalEntry> CommitQueue<E> {
         BatchClaim::Batch(buffers, at, header)
     }
 
-    /// Waits until the write of each record of the batch has succeeded or failed.
+    /// Waits until no change of the batch is undecided.
     ///
     /// # Errors
     /// [`EngineError::ReadOnly`] if writing has failed.
-    pub async fn wait_records(&self, batch: u64) -> Result<(), EngineError> {
-        self.wait_batch(batch, |_, batch| batch.unwritten_records == 0).await
+    pub async fn wait_decided(&self, batch: u64) -> Result<(), EngineError> {
+        self.wait_batch(batch, |_, batch| batch.undecided == 0).await
     }
 
     /// Waits until the preceding batches are applied to the index.
@@ -466,14 +512,13 @@ impl<E: JournalEntry> CommitQueue<E> {
         .await
     }
 
-    /// Amends entries whose record write failed or whose predecessor is another key's. True if there were any.
+    /// Amends entries that are cancelled or whose predecessor is another key's. True if there were any.
     pub fn amend_entries(&self, batch: u64, entries: &mut [E]) -> bool {
         let state = self.state.lock();
-        let before = state.in_flight.iter().take_while(|other| other.position.batch < batch);
-        let first = before.map(|other| other.entry_count).sum::<usize>();
+        let first = state.entries_before(batch);
         let mut is_changed = false;
         for (change, entry) in state.queue.range(first..).zip(entries) {
-            let amended = change.record_state.amended(entry.clone());
+            let amended = change.state.amended(entry.clone());
             is_changed |= amended != *entry;
             *entry = amended;
         }
@@ -553,13 +598,19 @@ impl<E: JournalEntry> CommitQueue<E> {
     pub fn poll_waiter(&self, ticket: u64, context: &Context<'_>) -> Poll<WaiterAction> {
         let mut state = self.state.lock();
         if state.committed > ticket {
-            return Poll::Ready(WaiterAction::Done(Ok(())));
-        }
-        if self.has_failed() {
-            return Poll::Ready(WaiterAction::Done(Err(EngineError::ReadOnly)));
+            let cancelled = state.cancelled.iter().position(|&(cancelled, _)| cancelled == ticket);
+            return Poll::Ready(match cancelled.map(|index| state.cancelled.swap_remove(index)) {
+                Some((_, error)) => WaiterAction::Cancelled(error),
+                None => WaiterAction::Committed,
+            });
         }
         let index = (ticket - state.committed) as usize;
-        if index >= state.claimed && state.leaders < LEADERS_MAX {
+        if self.has_failed() {
+            // No batch will have it, and its buffer belongs to a pool.
+            state.queue[index].record = None;
+            return Poll::Ready(WaiterAction::ReadOnly);
+        }
+        if index >= state.claimed && state.may_lead() {
             state.leaders += 1;
             return Poll::Ready(WaiterAction::Lead);
         }
@@ -592,6 +643,21 @@ impl<E: JournalEntry> CommitQueue<E> {
             && state.queue.is_empty();
         state.leaders += usize::from(wanted);
         wanted
+    }
+}
+
+impl<E: JournalEntry> CommitState<E> {
+    /// Whether a writer may lead another batch now. If not, one in flight wakes the first that waits when it ends.
+    fn may_lead(&self) -> bool {
+        let waiting = self.queue.len() - self.claimed;
+        self.leaders < LEADERS_MAX
+            && (self.claimed <= CHANGES_BESIDE_MAX || waiting >= WAITING_PER_CHANGE * self.claimed)
+    }
+
+    /// The number of changes in batches in flight that precede a batch.
+    fn entries_before(&self, batch: u64) -> usize {
+        let before = self.in_flight.iter().take_while(|other| other.position.batch < batch);
+        before.map(|other| other.entry_count).sum()
     }
 }
 

@@ -48,7 +48,7 @@ impl JournalEntry for Change {
 
 fn enqueue_written(commits: &CommitQueue<Change>, changes: u64) {
     (0..changes).for_each(|i| {
-        commits.enqueue(Change(i + 1), RecordState::Written(()));
+        commits.enqueue(Change(i + 1), None, ChangeState::Decided(()));
     });
 }
 
@@ -196,6 +196,37 @@ fn a_durability_marker_is_written_once_after_a_change_and_never_beside_a_writer(
 }
 
 #[test]
+fn a_batch_begins_beside_few_changes_or_with_twice_as_many() {
+    let commits = queue_with(Durability::PowerSafe, 1_000);
+    let context = Context::from_waker(Waker::noop());
+    let mut next_ticket = 0;
+    // Adds a change, and gives the size of the batch that its writer leads.
+    let mut put = || {
+        enqueue_written(&commits, 1);
+        next_ticket += 1;
+        match commits.poll_waiter(next_ticket - 1, &context) {
+            Poll::Ready(WaiterAction::Lead) => match commits.claim_batch(Some(next_ticket - 1)) {
+                BatchClaim::Batch(buffers, ..) => Some(buffers),
+                _ => panic!("there is room"),
+            },
+            _ => None,
+        }
+    };
+    let sizes = |batches: &[Option<BatchBuffers<Change>>]| -> Vec<usize> {
+        batches.iter().flatten().map(|buffers| buffers.entries.len()).collect()
+    };
+    let mut batches: Vec<_> = (0..20).map(|_| put()).collect();
+    assert_eq!(sizes(&batches), [1, 1, 4], "beside one, beside two, and no more than three");
+    for buffers in batches.drain(..).flatten().take(2) {
+        commits.complete_batch(0, true, buffers);
+        commits.release_leadership();
+    }
+    // Four are in flight, and fourteen wait.
+    let batches: Vec<_> = (0..40).map(|_| put()).collect();
+    assert_eq!(sizes(&batches), [15, 38]);
+}
+
+#[test]
 fn nothing_is_claimed_after_a_failed_write() {
     let commits = queue_with(Durability::PowerSafe, 1_000);
     enqueue_written(&commits, 1);
@@ -244,7 +275,7 @@ fn a_batch_takes_the_changes_that_fit_it_in_their_order() {
     let start = JournalPosition { batch: 1, entry: 1, ..JournalPosition::default() };
     let commits = CommitQueue::<Long>::new(start, config);
     for bytes in [4_000, 6_000, 10_000, 1, 9_999, 1] {
-        commits.enqueue(Long(bytes), RecordState::Written(()));
+        commits.enqueue(Long(bytes), None, ChangeState::Decided(()));
     }
     let mut unit = 0;
     for want in [vec![4_000, 6_000], vec![10_000], vec![1, 9_999], vec![1]] {

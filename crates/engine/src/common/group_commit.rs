@@ -1,10 +1,9 @@
 //! Group commit: concurrent writes share journal batches and flushes.
 //!
-//! In: one change per put or delete, whose record write may still be in flight. Out: journal batches, flushes, applied
-//! changes, freed space. The state in between is in [`super::commit_queue`]; what an engine adds is [`GroupCommit`].
+//! In: one change per put or delete, with its record. Out: records, journal batches, flushes, applied changes, freed space. The state in between is in [`super::commit_queue`]; what an engine adds is [`GroupCommit`].
 //!
 //! ```text
-//!   changes queue ──▶ one writer leads: claims up to a batch, writes both copies while the records are written,
+//!   changes queue ──▶ one writer leads: claims up to a batch, writes its records, side by side as one, and both copies,
 //!        ▲            flushes, and in the order of the batches applies the changes and wakes the writers ──┐
 //!        └────────── the next writer leads the next batch ◀───────────────────────────────────────────────┘
 //! ```
@@ -19,25 +18,31 @@
 //!
 //! Entries may change before the flush. If the write of a record has failed, its entry is cancelled. The predecessor's key
 //! is read and compared while the record is written: if it is another key, the entry is amended to replace nothing.
+//! Records of a batch whose space is adjacent leave as one vectored write, for which the device needs no more than for one of them;
+//! if it fails, so do all of their changes.
 
 use super::allocator::Extent;
 use super::commit_queue::{
-    BatchBuffers, BatchClaim, CommitQueue, JournalPosition, PoisonGuard, RecordState, WaiterAction,
+    BatchBuffers, BatchClaim, ChangeState, CommitQueue, JournalPosition, PoisonGuard, UnwrittenRecord,
+    WaiterAction,
 };
 use super::journal::{self, BatchHeader, JournalEntry};
 use super::key_locks::{KeyGuard, KeyLocks};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_base::{Buffer, Lba};
-use octokv_device::Device;
+use octokv_device::{Device, DeviceFuture, VECTOR_BUFFERS_MAX};
+use smallvec::SmallVec;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 /// Attempts to write a checkpoint for which a batch waits.
 const CHECKPOINT_ATTEMPTS: u32 = 3;
-/// The longest record, in bytes, that is written beside its batch: a longer one would delay the other changes.
-const CONCURRENT_RECORD_BYTES_MAX: usize = 128 << 10;
+/// The longest record, in bytes, that is written with its batch: a longer one would delay the other changes.
+const BATCHED_RECORD_BYTES_MAX: usize = 128 << 10;
+/// Bytes from which a vectored write of records gets no further record: a device works on several at once.
+const VECTOR_BYTES: usize = 512 << 10;
 /// The number of the checkpoint lock in [`GroupCommit::maintenance_locks`].
 const CHECKPOINT_LOCK: u64 = 0;
 /// The number of the deferred flush lock in [`GroupCommit::maintenance_locks`].
@@ -101,46 +106,52 @@ pub async fn flush_device<E: GroupCommit>(engine: &E) -> Result<(), EngineError>
     Ok(flushed?)
 }
 
-/// Makes one change durable and applies it, beside `record_write`, the write of its record. REQUIRES: the caller
-/// holds the key's lock.
+/// Makes one change durable and applies it, with its record if it has one. Meanwhile `decision` finds out what the change
+/// replaces. REQUIRES: the caller holds the key's lock.
 ///
-/// The inner result is that of the record's write: if it failed, nothing has changed, and the caller releases the
-/// record's space.
+/// The inner result is that of the decision and of the record's write: if one failed, nothing has changed, and the caller
+/// releases the record's space.
 ///
 /// # Errors
 /// A failed journal write, which makes the volume read-only.
 pub async fn commit<E: GroupCommit, R>(
     engine: &E,
     entry: E::Entry,
-    record_bytes: usize,
-    record_write: &mut R,
+    mut record: Option<UnwrittenRecord>,
+    decision: &mut R,
 ) -> Result<Result<(), EngineError>, EngineError>
 where
     R: Future<Output = Result<<E::Entry as JournalEntry>::Outcome, EngineError>> + Unpin,
 {
     let commits = engine.commits();
-    let mut is_in_flight = true;
-    let mut record_state = RecordState::InFlight;
-    if record_bytes > CONCURRENT_RECORD_BYTES_MAX {
-        match (&mut *record_write).await {
-            Ok(outcome) => record_state = RecordState::Written(outcome),
+    if let Some(long) = record.take_if(|record| record.buffer.len() > BATCHED_RECORD_BYTES_MAX)
+        && let Err(error) = engine.device().write(long.at, long.buffer).await.result
+    {
+        return Ok(Err(error.into()));
+    }
+    // It often needs nothing.
+    let mut state = ChangeState::Undecided;
+    if let Poll::Ready(outcome) = poll_fn(|context| Poll::Ready(Pin::new(&mut *decision).poll(context))).await
+    {
+        match outcome {
+            Ok(outcome) => state = ChangeState::Decided(outcome),
             Err(error) => return Ok(Err(error)),
         }
-        is_in_flight = false;
     }
-    let ticket = commits.enqueue(entry, record_state);
+    let mut is_undecided = state == ChangeState::Undecided;
+    let ticket = commits.enqueue(entry, record, state);
     let commit_guard = PoisonGuard(commits);
     let mut result = Ok(());
-    let mut poll_record = |context: &mut Context<'_>| {
-        if is_in_flight && let Poll::Ready(outcome) = Pin::new(&mut *record_write).poll(context) {
-            is_in_flight = false;
-            commits.set_record_state(ticket, RecordState::from_result(&outcome));
+    let mut poll_decision = |context: &mut Context<'_>| {
+        if is_undecided && let Poll::Ready(outcome) = Pin::new(&mut *decision).poll(context) {
+            is_undecided = false;
+            commits.decide(ticket, ChangeState::from_result(&outcome));
             result = outcome.map(drop);
         }
     };
-    loop {
+    let cancelled = loop {
         let action = poll_fn(|context| {
-            poll_record(context);
+            poll_decision(context);
             commits.poll_waiter(ticket, context)
         })
         .await;
@@ -149,19 +160,20 @@ where
                 let leader_guard = PoisonGuard(commits);
                 let mut batch = pin!(write_batch(engine, Some(ticket)));
                 poll_fn(|context| {
-                    poll_record(context);
+                    poll_decision(context);
                     batch.as_mut().poll(context)
                 })
                 .await?;
                 leader_guard.disarm();
                 commits.release_leadership();
             }
-            WaiterAction::Done(Err(error)) => return Err(error),
-            WaiterAction::Done(Ok(())) => break,
+            WaiterAction::ReadOnly => return Err(EngineError::ReadOnly),
+            WaiterAction::Cancelled(error) => break Err(error.into()),
+            WaiterAction::Committed => break Ok(()),
         }
-    }
+    };
     commit_guard.disarm();
-    Ok(result)
+    Ok(result.and(cancelled))
 }
 
 /// Flushes the changes that were acknowledged without a flush, and retires the space that they freed.
@@ -223,6 +235,57 @@ async fn make_journal_space<E: GroupCommit>(engine: &E) -> Result<(), EngineErro
     Ok(())
 }
 
+/// A write of records of a batch: the indices of their entries, and the device's operation.
+type RecordsWrite = (SmallVec<[usize; 1]>, DeviceFuture);
+
+/// Starts to write the records of a batch, adjacent ones together.
+fn start_records<E: GroupCommit>(
+    engine: &E,
+    buffers: &mut BatchBuffers<E::Entry>,
+) -> SmallVec<[RecordsWrite; 1]> {
+    let device = engine.device();
+    let block_bytes = u64::from(device.geometry().block_bytes);
+    buffers.records.sort_unstable_by_key(|(_, record)| record.at);
+    let mut writes = SmallVec::new();
+    let mut records = buffers.records.drain(..).peekable();
+    while let Some((index, first)) = records.next() {
+        let (mut indices, mut vector) = (SmallVec::from_buf([index]), Vec::new());
+        let (mut bytes, at) = (first.buffer.len(), first.at);
+        let mut last = Some(first.buffer);
+        while bytes < VECTOR_BYTES
+            && vector.len() + 1 < VECTOR_BUFFERS_MAX
+            && let Some((index, next)) =
+                records.next_if(|(_, next)| next.at.0 == at.0 + bytes as u64 / block_bytes)
+        {
+            bytes += next.buffer.len();
+            vector.extend(last.replace(next.buffer));
+            indices.push(index);
+        }
+        let write = match last {
+            Some(buffer) if vector.is_empty() => device.write(at, buffer),
+            last => {
+                vector.extend(last);
+                if bug_injection::is_injected(InjectedBug::MisplaceRecords) {
+                    let end = vector.len() - 1;
+                    vector.swap(0, end);
+                }
+                device.write_vectored(at, vector)
+            }
+        };
+        writes.push((indices, write));
+    }
+    writes
+}
+
+/// Waits for the writes of a batch's records, and cancels the changes of those that failed.
+async fn finish_records<E: GroupCommit>(engine: &E, batch: u64, writes: SmallVec<[RecordsWrite; 1]>) {
+    for (indices, write) in writes {
+        if let Err(error) = write.await.result {
+            engine.commits().cancel(batch, indices.into_iter(), error);
+        }
+    }
+}
+
 /// Writes both copies of a batch.
 async fn write_copies<E: GroupCommit>(
     engine: &E,
@@ -249,7 +312,7 @@ async fn write_copies<E: GroupCommit>(
 }
 
 /// Writes, flushes and applies one batch, and wakes its writers. Does nothing if another leader has claimed `own`, the
-/// caller's change. REQUIRES: the caller leads, and meanwhile polls the write of its own record.
+/// caller's change. REQUIRES: the caller leads, and meanwhile polls what it finds out for its own change.
 async fn write_batch<E: GroupCommit>(engine: &E, own: Option<u64>) -> Result<(), EngineError> {
     let commits = engine.commits();
     let (mut buffers, at, header) = loop {
@@ -264,10 +327,16 @@ async fn write_batch<E: GroupCommit>(engine: &E, own: Option<u64>) -> Result<(),
     if bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
         publish(engine, &mut buffers, at);
     }
+    let records = start_records(engine, &mut buffers);
     write_copies(engine, &mut buffers, at.unit, &header).await?;
-    if !bug_injection::is_injected(InjectedBug::SkipRecordWait) {
-        commits.wait_records(at.batch).await?;
-    }
+    let unfinished = match bug_injection::is_injected(InjectedBug::SkipRecordWait) {
+        true => records,
+        false => {
+            finish_records(engine, at.batch, records).await;
+            commits.wait_decided(at.batch).await?;
+            SmallVec::new()
+        }
+    };
     let is_amended = commits.amend_entries(at.batch, &mut buffers.entries);
     if is_amended {
         write_copies(engine, &mut buffers, at.unit, &header).await?;
@@ -289,6 +358,7 @@ async fn write_batch<E: GroupCommit>(engine: &E, own: Option<u64>) -> Result<(),
     } else {
         commits.defer_free(&buffers.freed);
     }
+    drop(unfinished);
     commits.complete_batch(header.flushed_through, durable, buffers);
     Ok(())
 }

@@ -14,6 +14,7 @@ use super::write_rules::{self, KnownKey, Remains};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
+use crate::common::commit_queue::UnwrittenRecord;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
 use crate::common::journal::JournalEntry;
@@ -244,8 +245,8 @@ impl HashCore {
         Ok(Predecessor::Verified(self.resolve_candidates(&candidates, key).await?))
     }
 
-    /// Encodes the record in its buffer and starts its write. Gives its sequence number.
-    fn start_record_write(&self, extent: Extent, key: &Key, record: RecordToWrite) -> (u64, DeviceFuture) {
+    /// Encodes the record in its buffer. Gives its sequence number.
+    fn encode_record(&self, extent: Extent, key: &Key, record: RecordToWrite) -> (u64, UnwrittenRecord) {
         let RecordToWrite { mut buffer, value_bytes, stored_bytes, meta } = record;
         let sequence = self.next_sequence();
         let new = self.volume.new_record(
@@ -260,7 +261,7 @@ impl HashCore {
             true => record::encode_in_memory(&mut buffer, &new),
             false => record::encode(&mut buffer, &new),
         }
-        (sequence, self.device.write(self.lba(extent.location), buffer))
+        (sequence, UnwrittenRecord { at: self.lba(extent.location), buffer })
     }
 
     /// Applies a change whose record is on a volatile device, which has no journal.
@@ -288,7 +289,7 @@ impl HashCore {
             self.volume.space.release(Extent { location, units });
         }
         let flags = record.meta.flags;
-        let (sequence, write) = self.start_record_write(extent, key, record);
+        let (sequence, record) = self.encode_record(extent, key, record);
         let entry = IndexChange {
             hash,
             new_location: extent.location,
@@ -298,6 +299,7 @@ impl HashCore {
             flags,
         };
         if self.volume.volatile {
+            let write = self.device.write(record.at, record.buffer);
             let mut record = UnindexedRecord::new(&self.volume, &self.abandoned, extent, write);
             let outcome = self.compare_beside(&mut record, unverified, key).await?;
             self.apply_volatile(entry, outcome);
@@ -310,9 +312,8 @@ impl HashCore {
             Some(old) => Box::pin(self.extents_of_pieces(old)).await,
             None => Vec::new(),
         };
-        let record_bytes = entry.units as usize * self.volume.unit_bytes();
-        let mut record_write = self.compare_beside_write(write, unverified, key);
-        match commit(self, entry, record_bytes, &mut record_write).await? {
+        let mut comparison = self.compare_alone(unverified, key);
+        match commit(self, entry, Some(record), &mut comparison).await? {
             Ok(()) => {
                 self.free_pieces(old_in_pieces, &old_pieces);
                 Ok(())
@@ -494,7 +495,7 @@ impl HashCore {
             }
             None => Vec::new(),
         };
-        commit(self, entry, 0, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
+        commit(self, entry, None, &mut ready(Ok(WriteOutcome::Confirmed))).await??;
         self.free_pieces(old_in_pieces, &old_pieces);
         Ok(())
     }

@@ -7,9 +7,9 @@ use super::record::{HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES};
 use crate::EngineError;
 use octokv_base::{Buffer, Key};
 use octokv_device::{DeviceError, DeviceFuture};
-use std::future::Future;
+use std::future::{Future, Ready, ready};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 impl HashCore {
     /// A record's write, beside which the caller polls the comparison of its predecessor's key.
@@ -31,25 +31,13 @@ impl HashCore {
         RecordWrite { core: self, key, write, read, outcome }
     }
 
-    /// [`HashCore::compare_beside`] of a write to a device.
-    pub(super) fn compare_beside_write<'a>(
+    /// The comparison of a predecessor's key. The commit writes the record.
+    pub(super) fn compare_alone<'a>(
         &'a self,
-        write: DeviceFuture,
         unverified: Option<RecordRef>,
         key: &'a Key,
-    ) -> RecordWrite<'a, WriteFuture> {
-        self.compare_beside(WriteFuture(write), unverified, key)
-    }
-}
-
-/// The write of a record to a device.
-pub(super) struct WriteFuture(DeviceFuture);
-
-impl Future for WriteFuture {
-    type Output = Result<(), DeviceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), DeviceError>> {
-        Pin::new(&mut self.0).poll(context).map(|written| written.result)
+    ) -> RecordWrite<'a, Ready<Result<(), DeviceError>>> {
+        self.compare_beside(ready(Ok(())), unverified, key)
     }
 }
 
@@ -96,7 +84,7 @@ impl<W: Future<Output = Result<(), DeviceError>> + Unpin> Future for RecordWrite
         let this = &mut *self;
         while let Some((record_ref, bytes, read)) = &mut this.read {
             let (record_ref, bytes) = (*record_ref, *bytes);
-            let read = ready!(Pin::new(read).poll(context)).into_read();
+            let read = std::task::ready!(Pin::new(read).poll(context)).into_read();
             this.read = None;
             match this.compare(record_ref, bytes, read) {
                 Some(outcome) => this.outcome = outcome,
@@ -109,7 +97,7 @@ impl<W: Future<Output = Result<(), DeviceError>> + Unpin> Future for RecordWrite
                 }
             }
         }
-        ready!(Pin::new(&mut this.write).poll(context))?;
+        std::task::ready!(Pin::new(&mut this.write).poll(context))?;
         Poll::Ready(this.outcome)
     }
 }

@@ -107,6 +107,13 @@ impl DeviceQueue for DeferredQueue {
     fn close(&mut self, _: FileId) {}
     fn submit(&mut self, token: u32, _: FileId, operation: IoOperation) {
         let buffer = match operation {
+            IoOperation::WriteVectored { mut offset, buffers } => {
+                for buffer in buffers {
+                    self.bytes[offset as usize..][..buffer.len()].copy_from_slice(&buffer);
+                    offset += buffer.len() as u64;
+                }
+                None
+            }
             IoOperation::Read { offset, mut buffer } => {
                 let length = buffer.len();
                 buffer.copy_from_slice(&self.bytes[offset as usize..][..length]);

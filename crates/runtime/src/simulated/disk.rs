@@ -185,6 +185,7 @@ impl SimDisks {
         events: &mut EventQueue,
     ) {
         self.queues[queue as usize].in_flight += 1;
+        let operation = operation.into_single_buffer();
         let jitter = self.disks[disk as usize].config.jitter.0;
         let jitter = Nanos(self.random.below(jitter + 1));
         let sim_disk = &mut self.disks[disk as usize];
@@ -252,6 +253,7 @@ impl SimDisk {
                 (*offset, buffer.len() as u64)
             }
             IoOperation::Trim { offset, bytes } => (*offset, *bytes),
+            IoOperation::WriteVectored { .. } => return true, // Every one became a write at its submission.
             IoOperation::Flush => return false,
         };
         let block = u64::from(self.config.block_bytes);
@@ -265,7 +267,7 @@ impl SimDisk {
         let (base, bytes) = match operation {
             IoOperation::Read { buffer, .. } => (self.config.read_latency, buffer.len()),
             IoOperation::Write { buffer, .. } => (self.config.write_latency, buffer.len()),
-            IoOperation::Trim { .. } => (self.config.write_latency, 0),
+            IoOperation::WriteVectored { .. } | IoOperation::Trim { .. } => (self.config.write_latency, 0),
             IoOperation::Flush => return now + self.config.flush_latency + jitter,
         };
         let rate = self.config.bytes_per_second;
@@ -280,7 +282,7 @@ impl SimDisk {
         if self.is_lost || self.is_invalid(&operation) {
             let buffer = match operation {
                 IoOperation::Read { buffer, .. } | IoOperation::Write { buffer, .. } => Some(buffer),
-                IoOperation::Flush | IoOperation::Trim { .. } => None,
+                IoOperation::WriteVectored { .. } | IoOperation::Flush | IoOperation::Trim { .. } => None,
             };
             return IoCompletion { buffer, result: Err(if self.is_lost { EIO } else { EINVAL }) };
         }
@@ -293,6 +295,7 @@ impl SimDisk {
                 self.write(offset, buffer.len() as u64, Some(&buffer));
                 IoCompletion { buffer: Some(buffer), result: Ok(()) }
             }
+            IoOperation::WriteVectored { .. } => IoCompletion { buffer: None, result: Err(EINVAL) },
             IoOperation::Trim { offset, bytes } => {
                 self.write(offset, bytes, None);
                 IoCompletion { buffer: None, result: Ok(()) }
