@@ -19,7 +19,7 @@
 //! - [`command`]: commands, responses, and a command encoded for a queue.
 //! - `encode`, `kv_commands`, `block_commands`: encoding of commands by command set.
 //! - [`completion`]: completions, and the response or error of each.
-//! - [`queue_pair`]: state machine of one queue on one TCP connection: PDUs, transfers, digests.
+//! - [`queue_pair`], `command_slot`: state machine of one queue on one TCP connection: PDUs, transfers, digests; its slots.
 //! - [`controller_info`]: limits of a controller and its namespace.
 //! - [`controller_init`]: the steps of controller initialization, as a table.
 //! - [`initiator`]: state machine of one controller: its queues, keep alive, connection loss and reconnection.
@@ -37,6 +37,7 @@ pub mod blocking;
 pub mod bug_injection;
 pub mod client;
 pub mod command;
+mod command_slot;
 pub mod completion;
 pub mod config;
 pub mod controller_info;

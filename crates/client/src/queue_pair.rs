@@ -15,7 +15,8 @@
 //! error; no received bytes panic, they return a [`ConnectionError`] at worst. Bounded by the queue depth. Tested with
 //! hand-written PDUs in `tests/queue_pair.rs` and with the target in `tests/nvmf_target.rs`.
 
-use crate::command::{CommandKind, EncodedCommand, ResponseData, Value};
+use crate::command::{EncodedCommand, ResponseData, Value};
+use crate::command_slot::{CommandSlot, CommandSlotState, Payload, retain_payload};
 use crate::completion::{AbortedCommand, CommandCompletion};
 use crate::error::ConnectionError;
 use octokv_base::{Buffer, BufferPool, Crc32c, Key, Nanos};
@@ -25,7 +26,6 @@ use octokv_wire::pdu::{
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
 use octokv_wire::{Cqe, PduError, Sgl, Status};
 use std::io::IoSlice;
-use std::sync::Arc;
 
 /// Capacity that the staging area of the send buffer keeps when all is sent, in bytes: a queue of many small values.
 const STAGING_RETAIN_BYTES: usize = 1 << 20;
@@ -37,82 +37,6 @@ pub enum QueueEvent {
     Initialized,
     /// A command completed.
     Completed(CommandCompletion),
-}
-
-#[derive(Debug)]
-enum Payload {
-    None,
-    Shared(Arc<[u8]>),
-    Buffer { buffer: Buffer, from: usize, to: usize },
-}
-
-impl Payload {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Payload::None => &[],
-            Payload::Shared(bytes) => bytes,
-            Payload::Buffer { buffer, from, to } => &buffer[*from..*to],
-        }
-    }
-
-    fn into_buffer(self) -> Option<Buffer> {
-        match self {
-            Payload::None | Payload::Shared(_) => None,
-            Payload::Buffer { buffer, .. } => Some(buffer),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CommandSlotState {
-    Free,
-    Waiting,
-    /// Completed, but the send buffer still references parts of its value.
-    CompletedUnsent,
-}
-
-#[derive(Debug)]
-struct CommandSlot {
-    state: CommandSlotState,
-    token: u64,
-    kind: CommandKind,
-    deadline: Nanos,
-    /// Offset of its capsule in the sent byte stream.
-    stream_start: u64,
-    key: Option<Key>,
-    payload: Payload,
-    /// Length of the data that the controller requests by R2T, in bytes, and the requested part of it.
-    transfer_bytes: u32,
-    requested_bytes: u32,
-    unsent_parts: u32,
-    /// Offset in the sent byte stream after its last byte so far.
-    stream_end: u64,
-    read_buffer: Option<Buffer>,
-    response_bytes_max: u32,
-    received_bytes: u32,
-    digest_ok: bool,
-}
-
-impl CommandSlot {
-    fn free() -> CommandSlot {
-        CommandSlot {
-            state: CommandSlotState::Free,
-            token: 0,
-            kind: CommandKind::Internal,
-            deadline: Nanos::NEVER,
-            stream_start: 0,
-            key: None,
-            payload: Payload::None,
-            transfer_bytes: 0,
-            requested_bytes: 0,
-            unsent_parts: 0,
-            stream_end: 0,
-            read_buffer: None,
-            response_bytes_max: 0,
-            received_bytes: 0,
-            digest_ok: true,
-        }
-    }
 }
 
 /// Position in the received byte stream.
@@ -576,18 +500,5 @@ impl QueuePair {
     /// Sets the maximum in-capsule data of later commands, in bytes.
     pub fn set_capsule_data_bytes(&mut self, bytes: u32) {
         self.capsule_data_bytes = bytes;
-    }
-}
-
-fn retain_payload(value: Value<'_>, pool: &BufferPool) -> Payload {
-    match value {
-        Value::Shared(bytes) => Payload::Shared(bytes),
-        Value::Buffer { buffer, from, to } => Payload::Buffer { buffer, from, to },
-        Value::Slice(bytes) => {
-            let to = bytes.len();
-            let mut buffer = pool.take(to).unwrap_or_else(|| Buffer::zeroed(to));
-            buffer[..to].copy_from_slice(bytes);
-            Payload::Buffer { buffer, from: 0, to }
-        }
     }
 }
