@@ -18,6 +18,8 @@ pub enum InjectedBug {
     ReuseAbandonedTokens,
     /// Writes that were sent before the connection was lost are reported as not executed.
     ForgetSentWrites,
+    /// A command that waits for its socket when its connection is lost is reported as not executed, and sent afterwards.
+    SendAbortedCommands,
     /// A Keep Alive is sent shortly before the end of the timeout, which the node measures by its own clock.
     KeepAliveLate,
 }

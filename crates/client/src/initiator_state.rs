@@ -24,7 +24,8 @@ pub(crate) const ADMIN_QUEUE_DEPTH: u16 = ADMIN_QUEUE_ENTRIES as u16 - 1;
 pub enum ConnectionAction {
     /// Open the connection of this queue.
     Open(u16),
-    /// Send as many unsent bytes as the socket accepts, then close the connection of this queue.
+    /// Send as many unsent bytes as the socket accepts, of a termination request at most, then close the connection of this
+    /// queue.
     Close(u16),
 }
 

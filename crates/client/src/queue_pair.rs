@@ -12,9 +12,11 @@
 //! ```
 //! Invariants: a slot keeps its value until the send buffer references no part of it; received data goes only to a waiting
 //! command, in order and within its buffer; a success completion before all data of the command was sent is a protocol
-//! error; no received bytes panic, they return a [`ConnectionError`] at worst. Bounded by the queue depth. Tested with
+//! error; a command that is aborted as not sent is never sent, because its caller is told that it was not executed; no
+//! received bytes panic, they return a [`ConnectionError`] at worst. Bounded by the queue depth. Tested with
 //! hand-written PDUs in `tests/queue_pair.rs` and with the target in `tests/nvmf_target.rs`.
 
+use crate::bug_injection::{self, InjectedBug};
 use crate::command::{EncodedCommand, ResponseData, Value};
 use crate::command_slot::{CommandSlot, CommandSlotState, Payload, retain_payload};
 use crate::completion::{AbortedCommand, CommandCompletion};
@@ -62,6 +64,8 @@ pub struct QueuePair {
     /// References name the slot that owns the value.
     send_buffer: SendBuffer<u16>,
     receive_phase: ReceivePhase,
+    /// Whether the send buffer ends with a termination request.
+    is_terminating: bool,
     /// Digest of the data received so far, if data digests are enabled.
     data_crc: Crc32c,
 }
@@ -94,6 +98,7 @@ impl QueuePair {
             free_slots: (0..depth).rev().collect(),
             send_buffer,
             receive_phase: ReceivePhase::Header,
+            is_terminating: false,
             data_crc: Crc32c::new(),
         }
     }
@@ -235,8 +240,8 @@ impl QueuePair {
     /// followed by further bytes.
     ///
     /// # Errors
-    /// The reason why the connection is lost. After a protocol error the send buffer holds a termination
-    /// request.
+    /// The reason why the connection is lost; no command may be submitted. After a protocol error the send buffer holds the
+    /// rest of commands of which a part was sent, and a termination request.
     pub fn receive(
         &mut self,
         bytes: &[u8],
@@ -251,14 +256,26 @@ impl QueuePair {
                 Ok(count) => consumed += count,
                 Err(cause) => {
                     if let ConnectionError::Protocol(error) = cause {
-                        let term = pdu::TermReq::for_error(&error);
-                        let quoted = rest.len().min(pdu::TERM_REQ_BYTES_MAX);
-                        self.send_buffer.append(|out| term.encode(Role::Host, &rest[..quoted], out));
+                        self.append_term_req(&error, rest);
                     }
                     return Err(cause);
                 }
             }
         }
+    }
+
+    /// Replaces the commands of which nothing was sent by a termination request that quotes `received`.
+    fn append_term_req(&mut self, error: &PduError, received: &[u8]) {
+        let sent_bytes = self.send_buffer.sent_bytes();
+        let waiting = self.slots.iter().filter(|slot| slot.state == CommandSlotState::Waiting);
+        let unsent = waiting.map(|slot| slot.stream_start).filter(|start| *start >= sent_bytes);
+        if let Some(start) = unsent.min() {
+            self.send_buffer.truncate_with(start, |_| ());
+        }
+        let term = pdu::TermReq::for_error(error);
+        let quoted = &received[..received.len().min(pdu::TERM_REQ_BYTES_MAX)];
+        self.send_buffer.append(|out| term.encode(Role::Host, quoted, out));
+        self.is_terminating = true;
     }
 
     /// Processes one part of a PDU; 0 if more bytes are needed.
@@ -483,7 +500,8 @@ impl QueuePair {
         sink(QueueEvent::Completed(completion));
     }
 
-    /// Ends the queue and reports every command that will not complete.
+    /// Ends the queue and reports every command that will not complete. Only a termination request is left to send, with the
+    /// rest of sent commands before it.
     pub fn abort_all(&mut self, mut aborted: impl FnMut(AbortedCommand)) {
         let sent_bytes = self.send_buffer.sent_bytes();
         for slot in self.slots.iter_mut().filter(|slot| slot.state == CommandSlotState::Waiting) {
@@ -495,6 +513,9 @@ impl QueuePair {
             });
         }
         self.is_initialized = false;
+        if !self.is_terminating && !bug_injection::is_injected(InjectedBug::SendAbortedCommands) {
+            self.send_buffer.clear();
+        }
     }
 
     /// Sets the maximum in-capsule data of later commands, in bytes.

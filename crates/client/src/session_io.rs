@@ -200,7 +200,9 @@ impl SessionIo {
                     SendStatus::WouldBlock => break,
                     SendStatus::Closed => {
                         self.initiator.on_connection_lost(self.now, on_done);
-                        break;
+                        // All connections are closed now, before a new attempt can have other queues.
+                        self.apply_actions(sockets, on_done);
+                        return true;
                     }
                 }
             }
@@ -222,28 +224,34 @@ impl SessionIo {
         on_done: &mut impl FnMut(u64, Result<Response, Error>),
     ) -> bool {
         let mut actions = std::mem::take(&mut self.actions);
-        self.initiator.take_actions(&mut actions);
-        let progress = !actions.is_empty();
-        for action in actions.drain(..) {
-            match action {
-                ConnectionAction::Open(queue) => match sockets.connect(self.address) {
-                    Ok(socket) => self.attach_socket(queue, socket),
-                    Err(_) => self.initiator.on_connection_lost(self.now, on_done),
-                },
-                ConnectionAction::Close(queue) => {
-                    let connection = self.connections.get_mut(usize::from(queue));
-                    if let Some(socket) = connection.and_then(|connection| connection.socket.take()) {
-                        if !self.initiator.is_flushed(queue) {
-                            // Last chance to send a termination request.
-                            self.send(sockets, queue, socket);
+        let mut progress = false;
+        // Twice if a connection cannot be opened: then all are closed.
+        loop {
+            self.initiator.take_actions(&mut actions);
+            if actions.is_empty() {
+                self.actions = actions;
+                return progress;
+            }
+            progress = true;
+            for action in actions.drain(..) {
+                match action {
+                    ConnectionAction::Open(queue) => match sockets.connect(self.address) {
+                        Ok(socket) => self.attach_socket(queue, socket),
+                        Err(_) => self.initiator.on_connection_lost(self.now, on_done),
+                    },
+                    ConnectionAction::Close(queue) => {
+                        let connection = self.connections.get_mut(usize::from(queue));
+                        if let Some(socket) = connection.and_then(|connection| connection.socket.take()) {
+                            if !self.initiator.is_flushed(queue) {
+                                // Last chance to send a termination request: nothing else is left.
+                                self.send(sockets, queue, socket);
+                            }
+                            sockets.close(socket);
                         }
-                        sockets.close(socket);
                     }
                 }
             }
         }
-        self.actions = actions;
-        progress
     }
 
     fn attach_socket(&mut self, queue: u16, socket: SocketId) {

@@ -265,6 +265,61 @@ fn a_command_that_times_out_ends_its_connection() {
 }
 
 #[test]
+fn a_command_that_waits_for_its_socket_when_it_times_out_is_not_executed() {
+    let config = ClientConfig { command_timeout: Nanos::from_millis(500), ..ClientConfig::default() };
+    let mut fixture = SessionFixture::live(config, target(|_| {}));
+    let large = pattern(9_000);
+    for (token, value) in [b"v".as_slice(), &large].into_iter().enumerate() {
+        let key = key(&[b'a' + token as u8]);
+        let store = Command::Store { key, value: Value::Slice(value), mode: StoreMode::Upsert };
+        fixture.session.submit(store, token as u64).unwrap();
+    }
+    // The process is paused before it sends.
+    fixture.step(Nanos::from_millis(600));
+    let errors: Vec<Error> = fixture.completed.drain(..).map(|(_, result)| result.unwrap_err()).collect();
+    let cause = Error::Disconnected(ConnectionError::TimedOut);
+    assert_eq!(errors, [cause.clone(), cause]);
+    fixture.run_until(|fixture| fixture.session.is_live());
+    assert_eq!(fixture.sockets.0.borrow().store.executed_count, 0);
+}
+
+#[test]
+fn a_command_that_waits_for_its_socket_when_another_queue_is_lost_is_not_executed() {
+    let mut fixture =
+        SessionFixture::live(ClientConfig { io_queues: 2, ..ClientConfig::default() }, target(|_| {}));
+    fixture.sockets.0.borrow_mut().sends_blocked = true;
+    for queue in 0..2 {
+        let (key, value) = (key(&[b'a' + queue as u8]), Value::Slice(b"v"));
+        let store = Command::Store { key, value, mode: StoreMode::Upsert };
+        fixture.session.submit_on(queue, store, queue as u64).unwrap();
+    }
+    fixture.step(Nanos(1));
+    fixture.sockets.0.borrow_mut().sends_blocked = false;
+    // Connection 0 is the admin queue's.
+    fixture.sockets.cut_one(1);
+    fixture.step(Nanos(1));
+    let errors: Vec<Error> = fixture.completed.drain(..).map(|(_, result)| result.unwrap_err()).collect();
+    let cause = Error::Disconnected(ConnectionError::Closed);
+    assert_eq!(errors, [cause.clone(), cause]);
+    fixture.run_until(|fixture| fixture.session.is_live());
+    assert_eq!(fixture.sockets.0.borrow().store.executed_count, 0);
+}
+
+#[test]
+fn a_loss_that_is_found_while_sending_closes_all_connections_at_once() {
+    let mut fixture = SessionFixture::live(ClientConfig::default(), target(|_| {}));
+    let value = pattern(100_000);
+    let store = Command::Store { key: key(b"k"), value: Value::Slice(&value), mode: StoreMode::Upsert };
+    fixture.session.submit(store, 1).unwrap();
+    fixture.step(Nanos(1));
+    // The client receives the request for the data, and cannot send it.
+    fixture.sockets.cut_one(1);
+    fixture.step(Nanos(1));
+    assert!(matches!(fixture.completed[..], [(1, Err(Error::OutcomeUnknown))]), "{:?}", fixture.completed);
+    assert!(!fixture.sockets.is_open(0), "the next attempt has another admin queue");
+}
+
+#[test]
 fn an_idle_connection_is_kept_alive() {
     let config = ClientConfig { keep_alive: Nanos::from_secs(2), ..ClientConfig::default() };
     let mut fixture = SessionFixture::live(config, target(|_| {}));

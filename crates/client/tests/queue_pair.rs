@@ -376,6 +376,39 @@ fn an_aborted_queue_reports_its_commands_and_which_were_sent() {
 }
 
 #[test]
+fn an_aborted_queue_sends_no_byte_of_a_command() {
+    let mut fixture = QueueFixture::open();
+    // Of the first one a part is sent, and its outcome is unknown anyway.
+    fixture.store(5000);
+    fixture.queue.advance_sent(100);
+    fixture.store(10);
+    fixture.store(9000);
+    fixture.queue.abort_all(|_| {});
+    assert!(fixture.queue.is_flushed() && fixture.take_sent().is_empty());
+}
+
+#[test]
+fn after_a_protocol_error_only_the_rest_of_a_pdu_precedes_the_termination_request() {
+    let mut fixture = QueueFixture::open();
+    fixture.store(5000);
+    fixture.store(5000);
+    let both = fixture.take_sent().len();
+    let mut fixture = QueueFixture::open();
+    for bytes in [5000, 5000, 10, 9000] {
+        fixture.store(bytes);
+    }
+    fixture.queue.advance_sent(both / 2 + 100);
+    let wrong = fixture.response(9, Status::SUCCESS, 0);
+    fixture.receive(&wrong).unwrap_err();
+    let mut outcomes = Vec::new();
+    fixture.queue.abort_all(|command| outcomes.push(command.sent));
+    assert_eq!(outcomes, [true, true, false, false]);
+    let sent = fixture.take_sent();
+    assert_eq!(sent[both / 2 - 100], pdu::PduType::H2cTermReq as u8);
+    assert_eq!(sent.len(), both / 2 - 100 + 24 + wrong.len());
+}
+
+#[test]
 fn a_buffer_is_sent_without_a_copy() {
     let mut fixture = QueueFixture::open();
     let mut buffer = Buffer::zeroed(8000);

@@ -41,6 +41,13 @@ fn a_read_error_during_recovery_does_not_replace_a_value_by_a_torn_one() {
     assert_seeds_hold(Scenario::Remote, &[3215]);
 }
 
+/// A client that lost its connection reported commands that it had not sent yet as not executed, and sent them before it closed
+/// the connection: the node executed them.
+#[test]
+fn a_write_that_was_reported_as_not_executed_is_not_sent() {
+    assert_seeds_hold(Scenario::Nodes, &[183, 411, 573, 628, 810, 1820]);
+}
+
 /// A device block deallocated during a read-modify-write of another namespace block in it returned with its old
 /// contents.
 #[test]

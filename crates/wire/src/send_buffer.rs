@@ -247,6 +247,33 @@ impl<R> SendBuffer<R> {
         self.parts.back_mut().expect("a value was appended").copied_bytes += header_bytes;
     }
 
+    /// Drops the unsent bytes from this offset in the stream since creation on. Calls `release` for each reference whose part is
+    /// dropped completely.
+    pub fn truncate_with(&mut self, stream_offset: u64, mut release: impl FnMut(R)) {
+        let mut excess_bytes = self.appended_bytes().saturating_sub(stream_offset) as usize;
+        excess_bytes = excess_bytes.min(self.unsent_bytes);
+        self.unsent_bytes -= excess_bytes;
+        while excess_bytes > 0 {
+            let copied = excess_bytes.min(self.tail_bytes);
+            self.tail_bytes -= copied;
+            self.staging.truncate(self.staging.len() - copied);
+            excess_bytes -= copied;
+            if excess_bytes == 0 {
+                return;
+            }
+            let part = self.parts.back_mut().expect("unsent bytes before the tail are in a part");
+            let referenced = excess_bytes.min(part.to - part.from);
+            part.to -= referenced;
+            excess_bytes -= referenced;
+            if part.from == part.to
+                && let Some(part) = self.parts.pop_back()
+            {
+                self.tail_bytes = part.copied_bytes;
+                release(part.source);
+            }
+        }
+    }
+
     /// Drops all unsent bytes: the connection is lost.
     pub fn clear(&mut self) {
         self.parts.clear();
@@ -461,17 +488,22 @@ mod tests {
         let (mut send_buffer, mut want, mut referenced) =
             (SendBuffer::<u16>::new(1 << 20), VecDeque::new(), 0);
         for round in 0..5_000u32 {
-            match random.below(3) {
-                0 => {
+            match random.below(7) {
+                0 | 1 => {
                     let bytes = vec![round as u8; random.below(90) as usize];
                     send_buffer.append(|staging| staging.extend_from_slice(&bytes));
                     want.extend(bytes);
                 }
-                1 => {
+                2 | 3 => {
                     let (slot, from) = (random.below(4) as u16, random.below(2999) as usize);
                     send_buffer.push_reference(slot, from, 3000);
                     want.extend(&values[usize::from(slot)][from..]);
                     referenced += 1;
+                }
+                4 => {
+                    let kept_bytes = random.below(want.len() as u64 + 1);
+                    send_buffer.truncate_with(send_buffer.sent_bytes() + kept_bytes, |_| referenced -= 1);
+                    want.truncate(kept_bytes as usize);
                 }
                 _ => {
                     let mut slices = Vec::new();

@@ -164,6 +164,16 @@ impl MemorySockets {
         self.0.borrow_mut().connections.iter_mut().for_each(|connection| connection.cut());
     }
 
+    /// Closes one connection.
+    pub fn cut_one(&self, connection: usize) {
+        self.0.borrow_mut().connections[connection].cut();
+    }
+
+    /// Whether neither side has closed a connection.
+    pub fn is_open(&self, connection: usize) -> bool {
+        !self.0.borrow().connections[connection].is_dead
+    }
+
     /// Bytes that the client receives on a connection as if the target had sent them.
     pub fn inject(&self, connection: usize, bytes: &[u8]) {
         self.0.borrow_mut().connections[connection].to_client.extend(bytes);
@@ -291,7 +301,9 @@ impl Sockets for MemorySockets {
         let count = self.0.borrow().connections.len() as u32;
         out.extend((0..count).map(SocketId));
     }
+    /// The target gets what was sent before.
     fn close(&mut self, socket: SocketId) {
+        self.pump();
         self.0.borrow_mut().connections[socket.0 as usize].cut();
     }
 }
