@@ -275,7 +275,9 @@ fn a_command_that_waits_for_its_socket_when_it_times_out_is_not_executed() {
         fixture.session.submit(store, token as u64).unwrap();
     }
     // The process is paused before it sends.
+    let sent_bytes = fixture.sockets.0.borrow().sent_bytes;
     fixture.step(Nanos::from_millis(600));
+    assert_eq!(fixture.sockets.0.borrow().sent_bytes, sent_bytes);
     let errors: Vec<Error> = fixture.completed.drain(..).map(|(_, result)| result.unwrap_err()).collect();
     let cause = Error::Disconnected(ConnectionError::TimedOut);
     assert_eq!(errors, [cause.clone(), cause]);

@@ -136,6 +136,8 @@ pub struct MemoryNetwork {
     /// Corrupts each received byte with probability 1 / this.
     pub corrupt: Option<(Prng, u64)>,
     pub connect_count: u32,
+    /// Bytes that the client has sent on all connections.
+    pub sent_bytes: usize,
 }
 
 /// Sockets of the client. Clones share the network.
@@ -156,6 +158,7 @@ impl MemorySockets {
             sends_blocked: false,
             corrupt: None,
             connect_count: 0,
+            sent_bytes: 0,
         })))
     }
 
@@ -295,7 +298,9 @@ impl Sockets for MemorySockets {
             connection.to_target.extend_from_slice(part);
             left -= part.len();
         }
-        SendStatus::Bytes(connection.to_target.len() - before)
+        let sent_bytes = connection.to_target.len() - before;
+        network.sent_bytes += sent_bytes;
+        SendStatus::Bytes(sent_bytes)
     }
     fn ready(&mut self, out: &mut Vec<SocketId>) {
         let count = self.0.borrow().connections.len() as u32;
