@@ -525,11 +525,11 @@ impl<E: JournalEntry> CommitQueue<E> {
         is_changed
     }
 
-    /// The last applied batch and the space that is pending until it is durable; `None` if it is durable.
+    /// The last applied batch and the pending space, also what came after the batch's flush; `None` if nothing needs a flush.
     pub fn take_pending_free(&self) -> Option<(u64, Vec<Extent>)> {
         let mut state = self.state.lock();
-        let last = state.published;
-        (state.flushed_through < last).then(|| (last, std::mem::take(&mut state.pending_free)))
+        let (last, pending) = (state.published, std::mem::take(&mut state.pending_free));
+        (state.flushed_through < last || !pending.is_empty()).then_some((last, pending))
     }
 
     /// Adds space to the pending free list, until a flush has made the batch durable that freed it.

@@ -286,3 +286,19 @@ fn a_batch_takes_the_changes_that_fit_it_in_their_order() {
         commits.complete_batch(0, true, buffers);
     }
 }
+
+#[test]
+fn space_that_is_deferred_after_the_flush_of_its_batch_is_given_back_by_the_next_flush() {
+    let commits = queue_with(Durability::Completed, 100);
+    enqueue_written(&commits, 1);
+    let BatchClaim::Batch(buffers, at, header) = commits.claim_batch(None) else { panic!("no batch") };
+    commits.complete_batch(header.flushed_through, false, buffers);
+    // A flush passes before the writer, on another core, gives up the pieces of the value that it replaced.
+    let (batch, freed) = commits.take_pending_free().expect("not durable");
+    assert_eq!((batch, freed), (at.batch, Vec::new()));
+    commits.note_flushed_through(batch);
+    let pieces = [Extent { location: 7, units: 2 }];
+    commits.defer_free(&pieces);
+    assert_eq!(commits.take_pending_free(), Some((batch, pieces.to_vec())));
+    assert_eq!(commits.take_pending_free(), None);
+}
