@@ -33,6 +33,7 @@ use octokv_base::BufferPool;
 use octokv_base::map::{FxHashMap, FxHashSet};
 use octokv_device::Device;
 use octokv_runtime::trim_heap;
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -319,22 +320,25 @@ impl Recovery<'_> {
         self.superblock.data_start_unit..self.superblock.units()
     }
 
-    /// The pieces of an index entry's record; `None` if they cannot be found out.
-    async fn pieces_of(&self, record_ref: RecordRef) -> Option<Pieces> {
-        let RecordRef { location, units, .. } = record_ref;
+    /// The sequence number of an index entry's record and its pieces; `None` if they cannot be found out.
+    async fn pieces_of(&self, record_ref: RecordRef) -> Option<(u64, Pieces)> {
         for _ in 0..RECORD_READ_ATTEMPTS {
-            let Ok(record) = self.reader.read(location, 0, units as usize * self.unit_bytes()).await else {
-                continue;
-            };
-            let (header, _) = record::UncheckedRecord { bytes: &record, location }.header().ok()?;
-            if !is_fingerprint_of(self.superblock.format, record_ref, &header) {
-                return None;
-            }
-            if let Ok(pieces) = load_pieces(self.reader, &self.record_units(), &header, &record).await {
-                return pieces.ok();
+            if let Some(found) = self.read_pieces_of(record_ref).await {
+                return Some(found);
             }
         }
         None
+    }
+
+    async fn read_pieces_of(&self, record_ref: RecordRef) -> Option<(u64, Pieces)> {
+        let RecordRef { location, units, .. } = record_ref;
+        let record = self.reader.read(location, 0, units as usize * self.unit_bytes()).await.ok()?;
+        let (header, _) = record::UncheckedRecord { bytes: &record, location }.header().ok()?;
+        if !is_fingerprint_of(self.superblock.format, record_ref, &header) {
+            return None;
+        }
+        let pieces = load_pieces(self.reader, &self.record_units(), &header, &record).await.ok()?.ok()?;
+        Some((header.identity.sequence, pieces))
     }
 
     /// The record that an entry replaces, if the index has it.
@@ -371,40 +375,78 @@ impl Recovery<'_> {
     /// Marks the space of every record as used, and of its pieces. Gives the locations of the records whose pieces are not known: those
     /// values are lost, and their space is free.
     async fn rebuild_bitmap(&self) -> Result<(SpaceAllocator, FxHashSet<u64>), OpenError> {
-        let space = empty_state(&self.superblock, JournalPosition::default(), FitPolicy::Next).space;
-        let mark = |Extent { location, units }| {
-            if space.mark_used(Extent { location, units }) {
-                return Ok(());
+        let (space, mut in_pieces) = self.mark_records()?;
+        if let Some(lost) = self.mark_pieces(&space, &mut in_pieces).await {
+            return Ok((space, lost));
+        }
+        // A list that an earlier opening could not read names space that it gave to others. Newer records have that now.
+        in_pieces.sort_unstable_by_key(|&(sequence, _)| Reverse(sequence));
+        let (space, _) = self.mark_records()?;
+        let mut lost = FxHashSet::default();
+        for (_, record_ref) in in_pieces {
+            match self.pieces_of(record_ref).await {
+                Some((_, pieces)) if mark_all_used(&space, &pieces) => {}
+                Some(_) | None => drop(lost.insert(record_ref.location)),
             }
-            // The checksums are valid, so only a bug of ours wrote this.
-            let is_outside =
-                location < self.superblock.data_start_unit || location + units > self.superblock.units();
-            let mismatch = match is_outside {
-                true => IndexMismatch::OutsideRecordArea { units },
-                false => IndexMismatch::OverlappingRecords { units },
-            };
-            Err(OpenError::Inconsistent { lba: self.reader.lba(location).0, mismatch })
-        };
+        }
+        Ok((space, lost))
+    }
+
+    /// Marks the units of each record. Gives the space, and the records whose values are in pieces.
+    fn mark_records(&self) -> Result<(SpaceAllocator, Vec<(u64, RecordRef)>), OpenError> {
+        let space = empty_state(&self.superblock, JournalPosition::default(), FitPolicy::Next).space;
         let mut in_pieces = Vec::new();
         for partition in &self.partitions {
             for entry in partition.state.lock().table.iter_from(0) {
                 let record_ref = entry.record_ref();
                 let RecordRef { location, units, .. } = record_ref;
-                mark(Extent { location, units })?;
+                if !space.mark_used(Extent { location, units }) {
+                    // The checksums are valid, so only a bug of ours wrote this.
+                    let is_outside = location < self.superblock.data_start_unit
+                        || location + units > self.superblock.units();
+                    let mismatch = match is_outside {
+                        true => IndexMismatch::OutsideRecordArea { units },
+                        false => IndexMismatch::OverlappingRecords { units },
+                    };
+                    return Err(OpenError::Inconsistent { lba: self.reader.lba(location).0, mismatch });
+                }
                 if record_ref.flags(self.superblock.format).contains(RecordFlags::PIECES) {
-                    in_pieces.push(record_ref);
+                    in_pieces.push((0, record_ref));
                 }
             }
         }
-        let mut lost = FxHashSet::default();
-        for record_ref in in_pieces {
-            match self.pieces_of(record_ref).await {
-                Some(pieces) => pieces.extents().try_for_each(&mark)?,
+        Ok((space, in_pieces))
+    }
+
+    /// Marks the pieces of records, and notes the sequence number of each. Gives the locations of those that are lost; `None` if
+    /// a piece is marked already.
+    async fn mark_pieces(
+        &self,
+        space: &SpaceAllocator,
+        in_pieces: &mut [(u64, RecordRef)],
+    ) -> Option<FxHashSet<u64>> {
+        let (mut lost, mut is_overlapping) = (FxHashSet::default(), false);
+        for (record_sequence, record_ref) in in_pieces {
+            match self.pieces_of(*record_ref).await {
+                Some((sequence, pieces)) => {
+                    *record_sequence = sequence;
+                    is_overlapping |= !mark_all_used(space, &pieces);
+                }
                 None => drop(lost.insert(record_ref.location)),
             }
         }
-        Ok((space, lost))
+        (!is_overlapping).then_some(lost)
     }
+}
+
+/// Marks all space of a value as used; marks nothing, and gives false, if a part is marked already.
+fn mark_all_used(space: &SpaceAllocator, pieces: &Pieces) -> bool {
+    let marked = pieces.extents().take_while(|&extent| space.mark_used(extent)).count();
+    let is_all = marked == pieces.extents().count();
+    if !is_all {
+        pieces.extents().take(marked).for_each(|extent| space.release(extent));
+    }
+    is_all
 }
 
 impl ReplayTarget<IndexChange> for Recovery<'_> {
