@@ -9,6 +9,7 @@
 //! is longer than the value's units need, so that reading one ends. Tested below.
 
 use super::record::RecordHeader;
+use super::superblock::VALUE_BYTES_MAX;
 use crate::common::allocator::Extent;
 use crate::common::unit_reader::UnitReader;
 use octokv_base::crc32c;
@@ -122,6 +123,8 @@ pub(super) struct Pieces {
     /// In the order of the value.
     pub pieces: Vec<Piece>,
     pub nodes: Vec<Extent>,
+    /// The units of the pieces.
+    value_units: u64,
 }
 
 impl Pieces {
@@ -138,26 +141,28 @@ impl Pieces {
             let end = extent.location.checked_add(extent.units);
             units.contains(&extent.location) && end.is_some_and(|end| end <= units.end)
         };
-        self.pieces.extend(list.pieces);
-        let value_units: u64 = self.pieces.iter().map(|piece| piece.extent.units).sum();
+        let is_possible = |piece: &Piece| {
+            is_within(&piece.extent) && piece.extent.units as usize * unit_bytes <= PIECE_BYTES_MAX
+        };
+        // Only what is new is looked at: a value may have half a million pieces, in thousands of lists.
+        self.value_units += list.pieces.iter().map(|piece| piece.extent.units).sum::<u64>();
         let is_last = list.next.is_none();
         let wanted = value_bytes.div_ceil(unit_bytes) as u64;
-        let is_possible = self.pieces.iter().all(|piece| {
-            is_within(&piece.extent) && piece.extent.units as usize * unit_bytes <= PIECE_BYTES_MAX
-        });
-        if !is_possible || value_units > wanted || (is_last && value_units != wanted) {
+        if value_bytes as u64 > VALUE_BYTES_MAX
+            || !list.pieces.iter().all(is_possible)
+            || self.value_units > wanted
+            || (is_last && self.value_units != wanted)
+        {
             return None;
         }
+        // Each list has a piece, so there are at most as many nodes as units.
         if let Some(node) = &list.next {
-            // Each node has a piece, so there are at most as many.
-            if !is_within(&node.extent)
-                || self.nodes.len() as u64 >= wanted
-                || node.extent.units as usize * unit_bytes > PIECE_BYTES_MAX
-            {
+            if !is_within(&node.extent) || node.extent.units != 1 || list.pieces.is_empty() {
                 return None;
             }
             self.nodes.push(node.extent);
         }
+        self.pieces.extend(list.pieces);
         Some(list.next)
     }
 
@@ -230,10 +235,9 @@ pub(super) async fn find_damage(
     Ok(None)
 }
 
-/// The units of a record with a list.
-pub(super) fn record_units_of_list(header: &RecordHeader, list: &PieceList, unit_bytes: usize) -> u64 {
-    let bytes = header.value_offset() + list_bytes(list.entries().max(2));
-    bytes.div_ceil(unit_bytes) as u64
+/// The units of a record with a list: those that key and two entries need.
+pub(super) fn record_units_of_list(header: &RecordHeader, unit_bytes: usize) -> u64 {
+    (header.value_offset() + list_bytes(2)).div_ceil(unit_bytes) as u64
 }
 
 #[cfg(test)]
@@ -293,11 +297,14 @@ mod tests {
         assert_eq!(add(&[piece(100, 2)], Some(piece(200, 1)), 1_500), Some(Some(piece(200, 1))));
         assert_eq!(add(&[piece(100, 2)], Some(piece(999, 2)), 1_500), None, "a node over the end");
         assert_eq!(add(&[piece(100, 257)], None, 257 * 512), None, "longer than a piece");
+        assert_eq!(add(&[], Some(piece(200, 1)), 1_500), None, "a node after nothing, perhaps itself");
+        assert_eq!(add(&[piece(100, 2)], Some(piece(200, 2)), 1_500), None, "a node of two units");
+        assert_eq!(add(&[piece(100, 2)], Some(piece(200, 1)), (256 << 20) + 1), None, "too long a value");
     }
 
     #[test]
     fn the_parts_of_a_value_follow_each_other() {
-        let pieces = Pieces { pieces: vec![piece(1, 2), piece(9, 1), piece(4, 1)], nodes: vec![] };
+        let pieces = Pieces { pieces: vec![piece(1, 2), piece(9, 1), piece(4, 1)], ..Pieces::default() };
         let ranges: Vec<_> = pieces.ranges(1_600, 512).map(|(_, range)| range).collect();
         assert_eq!(ranges, [0..1_024, 1_024..1_536, 1_536..1_600]);
         assert_eq!(pieces.extents().map(|extent| extent.units).sum::<u64>(), 4);

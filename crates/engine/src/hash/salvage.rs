@@ -16,7 +16,7 @@
 use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::piece_list::{find_damage, list_of, load_pieces, record_units_of_list};
+use super::piece_list::{find_damage, load_pieces, record_units_of_list};
 use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes};
 use super::superblock::HashSuperblock;
 use crate::common::journal::{JournalEntry, UncheckedBatch};
@@ -292,10 +292,10 @@ impl<O: VerifyObserver> Scan<'_, O> {
         unit: u64,
         header: &RecordHeader,
     ) -> Result<(u64, u64), ProblemKind> {
-        let bytes = self.read(at, RECORD_UNITS_MAX * unit).await.map_err(|_| ProblemKind::Unreadable)?;
+        let record_bytes = record_units_of_list(header, unit as usize) * unit;
+        let bytes = self.read(at, record_bytes).await.map_err(|_| ProblemKind::Unreadable)?;
         let reader = UnitReader::new(self.device, unit as u32);
-        let list = list_of(header, &bytes).ok_or(ProblemKind::Value)?;
-        let end = at + record_units_of_list(header, &list, unit as usize) * unit;
+        let end = at + record_bytes;
         let units = 0..self.end / unit;
         let pieces =
             load_pieces(reader, &units, header, &bytes).await.map_err(|_| ProblemKind::Unreadable)?;
