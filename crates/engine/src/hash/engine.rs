@@ -31,7 +31,7 @@ use std::sync::Arc;
 const SEQUENCES_RESERVED: u64 = 1024;
 
 /// How often a put waits for the readers of one moment to leave: others may take the space that it then frees.
-const SPACE_WAITS_MAX: usize = 16;
+pub(super) const SPACE_WAITS_MAX: usize = 16;
 
 /// One core's part of an open volume.
 pub struct HashCore {

@@ -12,7 +12,7 @@
 //! record's entry has left the index.
 //! Tested in `pieces_tests.rs`.
 
-use super::engine::{HashCore, RecordToWrite};
+use super::engine::{HashCore, RecordToWrite, SPACE_WAITS_MAX};
 use super::index::{RECORD_UNITS_MAX, RecordRef};
 use super::piece_list::{
     DamagedAt, ENTRY_BYTES, LIST_BYTES, PIECE_BYTES_MAX, Piece, PieceList, Pieces, list_bytes, list_of,
@@ -21,9 +21,11 @@ use super::record::{LAYOUT, RecordFlags, RecordFormat, RecordHeader, RecordMeta}
 use super::volume::{HashVolume, SpaceFor};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
+use crate::common::group_commit::flush_deferred;
 use crate::{Durability, EngineError, PutMode, PutOutcome, ValueRange, VolumePlace};
 use octokv_base::{Buffer, Key, crc32c};
 use octokv_device::DeviceFuture;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -34,10 +36,27 @@ const PIECES_AT_ONCE: usize = 8;
 /// Space for a value in pieces, which goes back to the volume when this is dropped.
 struct ReservedSpace<'a> {
     volume: &'a HashVolume,
+    /// The pieces, then the nodes.
     extents: Vec<Extent>,
+    /// The number of pieces.
+    pieces: usize,
+    /// The record's own space.
+    head: Option<Extent>,
+    /// Whether writes into it may be in flight, which a drop does not end: it then stays allocated.
+    is_being_written: Cell<bool>,
 }
 
-impl ReservedSpace<'_> {
+impl<'a> ReservedSpace<'a> {
+    fn new(volume: &'a HashVolume) -> ReservedSpace<'a> {
+        ReservedSpace {
+            volume,
+            extents: Vec::new(),
+            pieces: 0,
+            head: None,
+            is_being_written: Cell::new(false),
+        }
+    }
+
     fn keep(mut self) {
         self.extents.clear();
     }
@@ -45,7 +64,46 @@ impl ReservedSpace<'_> {
 
 impl Drop for ReservedSpace<'_> {
     fn drop(&mut self) {
-        self.extents.drain(..).for_each(|extent| self.volume.space.release(extent));
+        if self.is_being_written.get() {
+            return;
+        }
+        let extents = self.extents.drain(..).chain(self.head.take());
+        extents.for_each(|extent| self.volume.space.release(extent));
+    }
+}
+
+/// What a value in pieces needs.
+struct PiecesLayout {
+    /// Units of the value.
+    value_units: u64,
+    /// Units of the record.
+    head_units: u64,
+    /// Entries of the list in the record, and of one in a node.
+    in_head: usize,
+    in_node: usize,
+}
+
+impl PiecesLayout {
+    fn new(key_bytes: usize, value_bytes: usize, unit_bytes: usize) -> PiecesLayout {
+        // The record has one unit, or as many as its key and two entries need.
+        let offset = LAYOUT.value_offset(key_bytes);
+        let head_bytes = (offset + list_bytes(2)).next_multiple_of(unit_bytes);
+        PiecesLayout {
+            value_units: value_bytes.div_ceil(unit_bytes) as u64,
+            head_units: (head_bytes / unit_bytes) as u64,
+            in_head: (head_bytes - offset - LIST_BYTES) / ENTRY_BYTES,
+            in_node: (unit_bytes - LIST_BYTES) / ENTRY_BYTES,
+        }
+    }
+
+    /// The nodes of a list of so many pieces. Each list but the last spends an entry on the node that follows.
+    fn nodes(&self, pieces: usize) -> usize {
+        match pieces <= self.in_head {
+            true => 0,
+            false => {
+                1 + (pieces - (self.in_head - 1)).saturating_sub(self.in_node).div_ceil(self.in_node - 1)
+            }
+        }
     }
 }
 
@@ -83,6 +141,51 @@ impl HashCore {
         Some(())
     }
 
+    /// Reserves the space of a value in pieces; `None` if the volume has not as much now.
+    fn reserve_pieces(&self, hash: u128, layout: &PiecesLayout) -> Option<ReservedSpace<'_>> {
+        let volume = &self.volume;
+        // A value that cannot fit takes nothing, not even for a moment: other cores would find no space.
+        let units_min = layout.value_units + layout.head_units;
+        if volume.space.free_units() < units_min {
+            volume.epochs.reclaim_all(|extent| volume.space.release(extent));
+            if volume.space.free_units() < units_min {
+                return None;
+            }
+        }
+        let longest = match bug_injection::scatters_values() {
+            true => 2,
+            false => (PIECE_BYTES_MAX / volume.unit_bytes()) as u64,
+        };
+        let mut space = ReservedSpace::new(volume);
+        // The record first: with a long key it needs adjacent units, of which the pieces may take the last.
+        space.head = Some(self.allocate(hash, layout.head_units, SpaceFor::Value)?);
+        self.allocate_runs(hash, layout.value_units, longest, &mut space)?;
+        space.pieces = space.extents.len();
+        let nodes = layout.nodes(space.pieces);
+        self.allocate_runs(hash, nodes as u64, 1, &mut space)?;
+        Some(space)
+    }
+
+    /// Reserves the space of a value in pieces after that failed once, as [`HashCore::put`] waits for the space of a record.
+    async fn wait_for_pieces(
+        &self,
+        hash: u128,
+        layout: &PiecesLayout,
+    ) -> Result<Option<ReservedSpace<'_>>, EngineError> {
+        flush_deferred(self).await?;
+        for waits_left in (0..=SPACE_WAITS_MAX).rev() {
+            if let Some(space) = self.reserve_pieces(hash, layout) {
+                return Ok(Some(space));
+            }
+            if waits_left == 0 || !self.volume.epochs.has_retired() {
+                break;
+            }
+            self.volume.epochs.readers_left().await;
+        }
+        let Some(_preparation_guard) = self.pause_preparation().await else { return Ok(None) };
+        Ok(self.reserve_pieces(hash, layout))
+    }
+
     /// Stores a value in pieces. REQUIRES: the caller has the key's lock and is in no epoch, and knows what the put keeps.
     pub(super) async fn put_in_pieces(
         &self,
@@ -92,35 +195,15 @@ impl HashCore {
         meta: RecordMeta,
     ) -> Result<PutOutcome, EngineError> {
         let unit = self.volume.unit_bytes();
-        let longest = match bug_injection::scatters_values() {
-            true => 2,
-            false => (PIECE_BYTES_MAX / unit) as u64,
+        let layout = PiecesLayout::new(key.len(), value.len(), unit);
+        let reserved = match self.reserve_pieces(hash, &layout) {
+            Some(space) => Some(space),
+            None => self.wait_for_pieces(hash, &layout).await?,
         };
-        let value_units = value.len().div_ceil(unit) as u64;
-        let preparation_guard = self.pause_preparation().await;
-        let mut space = ReservedSpace { volume: &self.volume, extents: Vec::new() };
-        if self.allocate_runs(hash, value_units, longest, &mut space).is_none() {
-            return Ok(PutOutcome::Full);
-        }
-        let piece_count = space.extents.len();
-        // The record has one unit, or as many as its key and two entries need.
-        let offset = LAYOUT.value_offset(key.len());
-        let head_bytes = (offset + list_bytes(2)).next_multiple_of(unit);
-        let in_head = (head_bytes - offset - LIST_BYTES) / ENTRY_BYTES;
-        let in_node = (unit - LIST_BYTES) / ENTRY_BYTES;
-        // Each list but the last spends an entry on the node that follows.
-        let nodes = match piece_count <= in_head {
-            true => 0,
-            false => 1 + (piece_count - (in_head - 1)).saturating_sub(in_node).div_ceil(in_node - 1),
-        };
-        if self.allocate_runs(hash, nodes as u64, 1, &mut space).is_none() {
-            return Ok(PutOutcome::Full);
-        }
-        let Some(head) = self.allocate(hash, (head_bytes / unit) as u64, SpaceFor::Value) else {
-            return Ok(PutOutcome::Full);
-        };
-        drop(preparation_guard);
-        let mut head_space = ReservedSpace { volume: &self.volume, extents: vec![head] };
+        let Some(mut space) = reserved else { return Ok(PutOutcome::Full) };
+        let PiecesLayout { head_units, in_head, in_node, .. } = layout;
+        let piece_count = space.pieces;
+        let nodes = space.extents.len() - piece_count;
         let mut pieces = Pieces::default();
         let (mut rest, mut runs) = (value, Vec::with_capacity(piece_count));
         for &extent in &space.extents[..piece_count] {
@@ -129,7 +212,7 @@ impl HashCore {
             pieces.pieces.push(Piece { extent, crc: crc32c(part) });
             runs.push((extent, part));
         }
-        self.write_runs(runs.into_iter()).await?;
+        self.write_runs(&space, runs.into_iter()).await?;
         // The lists, from the last to the first, which each name the one that follows.
         let mut unlisted = &pieces.pieces[..];
         let (first, others) =
@@ -151,7 +234,8 @@ impl HashCore {
             next = Some(Piece { extent, crc: crc32c(&bytes[..end]) });
             node_bytes.push((extent, bytes));
         }
-        self.write_runs(node_bytes.iter().map(|(extent, bytes)| (*extent, &bytes[..]))).await?;
+        self.write_runs(&space, node_bytes.iter().map(|(extent, bytes)| (*extent, &bytes[..]))).await?;
+        let (offset, head_bytes) = (LAYOUT.value_offset(key.len()), head_units as usize * unit);
         let mut buffer = self.pool.take(head_bytes).ok_or(EngineError::NoMemory)?;
         let list = PieceList { pieces: first.to_vec(), next };
         let stored_bytes = list.encode(&mut buffer[offset..]);
@@ -162,7 +246,7 @@ impl HashCore {
         // A mode that makes sure that the predecessor is verified.
         let predecessor = self.find_predecessor(PutMode::UpdateOnly, hash, key).await?;
         // From here on the write gives the record's own space back, if it fails.
-        head_space.extents.clear();
+        let head = space.head.take().expect("reserved with the pieces");
         self.write_and_commit(hash, key, record, head, predecessor).await?;
         drop(epoch_guard);
         let piece_units: u64 = space.extents.iter().map(|extent| extent.units).sum();
@@ -171,15 +255,17 @@ impl HashCore {
         Ok(PutOutcome::Stored)
     }
 
-    /// Writes runs of units, a few at a time. What a part lacks of its run is filled with zeros.
+    /// Writes runs of units of `space`, a few at a time. What a part lacks of its run is filled with zeros.
     async fn write_runs<'a>(
         &self,
+        space: &ReservedSpace<'_>,
         runs: impl Iterator<Item = (Extent, &'a [u8])>,
     ) -> Result<(), EngineError> {
         let mut writes: VecDeque<DeviceFuture> = VecDeque::new();
         let mut result = Ok(());
         let mut runs = runs.fuse();
         let mut skipped = bug_injection::is_injected(InjectedBug::ForgetPiece);
+        space.is_being_written.set(true);
         loop {
             while result.is_ok()
                 && writes.len() < PIECES_AT_ONCE
@@ -198,7 +284,10 @@ impl HashCore {
                 writes.push_back(self.device.write(self.lba(extent.location), buffer));
             }
             // All that were begun are awaited: the device has their space.
-            let Some(write) = writes.pop_front() else { return result };
+            let Some(write) = writes.pop_front() else {
+                space.is_being_written.set(false);
+                return result;
+            };
             if let Err(error) = write.await.result {
                 result = Err(error.into());
             }
