@@ -49,6 +49,8 @@ const CHECKPOINT_LOCK: u64 = 0;
 const FLUSH_LOCK: u64 = 1;
 /// The number of the preparation lock in [`GroupCommit::maintenance_locks`].
 const PREPARATION_LOCK: u64 = 2;
+/// The number of the lock of the last space in [`GroupCommit::maintenance_locks`].
+const LAST_SPACE_LOCK: u64 = 3;
 
 /// One core's handle on an engine whose changes are committed in groups.
 pub trait GroupCommit {
@@ -65,7 +67,8 @@ pub trait GroupCommit {
     fn apply(&self, entry: &Self::Entry, number: u64) -> Option<Extent>;
     /// Retires freed space, which waits for its readers.
     fn retire(&self, freed: &[Extent]);
-    /// Locks of this module: one serializes checkpoints, one deferred flushes, one the preparation of never-written space.
+    /// Locks of this module: one serializes checkpoints, one deferred flushes, one the preparation of never-written space, one the
+    /// deletes that take the last space.
     fn maintenance_locks(&self) -> &KeyLocks;
     /// Writes a checkpoint, and releases the journal before it. REQUIRES: no other is being written.
     fn write_checkpoint(&self) -> impl Future<Output = Result<(), EngineError>>;
@@ -79,6 +82,12 @@ pub async fn lock_checkpoint<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
 /// Locks out preparation, which reserves space of the record area and of the journal, until the guard is dropped.
 pub async fn lock_preparation<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
     engine.maintenance_locks().lock(PREPARATION_LOCK).await
+}
+
+/// Locks out other deletes that need the last free space until the guard is dropped. REQUIRES: the caller has none of the
+/// other locks.
+pub async fn lock_last_space<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
+    engine.maintenance_locks().lock(LAST_SPACE_LOCK).await
 }
 
 /// Writes a checkpoint if `needed` still holds when no other is being written.

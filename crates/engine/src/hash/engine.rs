@@ -16,7 +16,7 @@ use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
 use crate::common::commit_queue::UnwrittenRecord;
 use crate::common::epoch::{EpochGuard, EpochReaders};
-use crate::common::group_commit::{commit, flush_deferred, flush_device};
+use crate::common::group_commit::{commit, flush_deferred, flush_device, lock_last_space};
 use crate::common::journal::JournalEntry;
 use crate::direct::FoundEntry;
 use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue, VolumePlace};
@@ -512,19 +512,29 @@ impl HashCore {
         let units = bytes.div_ceil(self.volume.unit_bytes()) as u64;
         let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
         let record = RecordToWrite { buffer, value_bytes: 0, stored_bytes: 0, meta };
+        // That of a key without a record frees no space: it must not take what the others need.
+        let purpose = if found.is_some() { SpaceFor::Tombstone } else { SpaceFor::Value };
         let epoch_guard = self.enter_epoch();
-        let (epoch_guard, predecessor, extent) = match self.allocate(hash, units, SpaceFor::Tombstone) {
+        let mut last_space_guard = None;
+        let (epoch_guard, predecessor, extent) = match self.allocate(hash, units, purpose) {
             Some(extent) => (epoch_guard, Predecessor::Verified(found), extent),
             None => {
                 drop(epoch_guard);
+                let purpose = match found {
+                    Some(_) => {
+                        last_space_guard = Some(lock_last_space(self).await);
+                        SpaceFor::LastTombstone
+                    }
+                    None => SpaceFor::Value,
+                };
                 // A mode that makes sure that the predecessor is verified.
-                let waited =
-                    self.wait_for_space(PutMode::UpdateOnly, hash, key, units, SpaceFor::Tombstone).await?;
+                let waited = self.wait_for_space(PutMode::UpdateOnly, hash, key, units, purpose).await?;
                 waited.ok_or(EngineError::from(DeviceError::NoSpace))?
             }
         };
         let written = self.write_and_commit(hash, key, record, extent, predecessor).await;
         drop(epoch_guard);
+        drop(last_space_guard);
         written
     }
 

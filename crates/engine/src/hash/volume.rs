@@ -38,14 +38,19 @@ const KEY_LOCK_SHARDS: usize = 1 << SHARD_BITS;
 pub(super) enum SpaceFor {
     /// A value.
     Value,
-    /// A tombstone.
+    /// A tombstone in place of a record.
     Tombstone,
+    /// The same, of the only delete that may take the last units.
+    LastTombstone,
 }
+
+/// Free units that only one tombstone at a time takes. Many deletes at once would take all before any gives its old record back.
+const LAST_UNITS: u64 = 8;
 
 /// Free units that only tombstones take: a delete of a key that has a version needs space before it frees some.
 fn tombstone_units(superblock: &HashSuperblock, volatile: bool) -> u64 {
     match superblock.format {
-        RecordFormat::V2 if !volatile => (superblock.data_units / 1024).clamp(8, 1024),
+        RecordFormat::V2 if !volatile => (superblock.data_units / 1024).clamp(LAST_UNITS, 1024),
         RecordFormat::V1 | RecordFormat::V2 => 0,
     }
 }
@@ -385,7 +390,8 @@ impl HashVolume {
         let placement_hash = (hash >> 64) as u64;
         let spared_units = match purpose {
             SpaceFor::Value => self.tombstone_units,
-            SpaceFor::Tombstone => 0,
+            SpaceFor::Tombstone => self.tombstone_units.min(LAST_UNITS),
+            SpaceFor::LastTombstone => 0,
         };
         let allocate = || {
             let has_room = self.space.free_units() >= units + spared_units;
