@@ -1,16 +1,24 @@
 //! Values in pieces: free space that can be used after any history, power loss, damage.
 
+use super::piece_list::{Piece, PieceList, Pieces};
+use super::record::{HEADER_BYTES, UncheckedRecord};
+use super::salvage::salvage;
 use super::{HashEngine, HashVolume, format, open, verify};
 use crate::bug_injection::{InjectedBug, inject};
+use crate::common::allocator::Extent;
 use crate::conformance::{key_of, record_of, value_of};
 use crate::volume_suite::{KEYS, VolumeSuite, read_all};
 use crate::{
-    DeleteOutcome, Durability, Engine, EngineError, FormatConfig, OpenConfig, PutMode, PutOutcome,
-    ValueRange, WallClock,
+    DeleteOutcome, Durability, Engine, EngineError, FormatConfig, OpenConfig, PutMode, PutOptions,
+    PutOutcome, PutValue, ValueRange, WallClock,
 };
-use octokv_base::{BufferPool, Prng};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use octokv_base::prng::mix64;
+use octokv_base::{BufferPool, Lba, Prng, Version, crc32c};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_runtime::block_on;
 use std::rc::Rc;
@@ -323,4 +331,210 @@ fn a_piece_that_was_not_written_is_noticed() {
     inject(None);
     let found = volume.run(volume.engine.get(&key_of(1)));
     assert!(matches!(found, Err(EngineError::Corrupt { .. })), "{:?}", found.map(|_| ()));
+}
+
+/// The location of a key's record.
+fn location_of(volume: &TestVolume, index: u64) -> u64 {
+    let volume = volume.engine.volume();
+    volume.candidates(volume.hash(&key_of(index)))[0].location
+}
+
+#[test]
+fn a_list_that_is_readable_again_does_not_claim_what_others_have_now() {
+    let volume = TestVolume::new(1 << 20, 64 << 10, Durability::PowerSafe);
+    scattered(|| assert_eq!(volume.put(1, 1, 20_000), PutOutcome::Stored));
+    let at = Lba(location_of(&volume, 1));
+    volume.run(volume.engine.flush()).expect("no fault");
+    // At one opening the record of key 1 cannot be read: the space of its pieces is free.
+    let disk = PowerLossDisk::new(volume.disk.image(), UNIT);
+    let faults = FaultPlan::default();
+    faults.add(FaultRule::within(OpFilter::Read, at, Lba(at.0 + 1), InjectedFault::Error(5)));
+    let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), faults));
+    let config = format_config(64 << 10);
+    let mut random = Prng::new(6);
+    let opened = block_on(
+        open(&device, &BufferPool::new(8 << 20), open_config(Durability::PowerSafe), &config),
+        || {
+            disk.complete_one(&mut random);
+        },
+    );
+    let engine = HashEngine::new(opened.expect("opens"), 0, device, BufferPool::new(8 << 20));
+    let faulty = TestVolume { disk, engine, config, durability: Durability::PowerSafe };
+    let full = |index: &u64| {
+        let bytes = 20_000;
+        match index % 3 {
+            // In pieces, as the one that is lost.
+            0 => scattered(|| faulty.put(*index, *index, bytes)) == PutOutcome::Full,
+            _ => faulty.put(*index, *index, bytes) == PutOutcome::Full,
+        }
+    };
+    let end = (10..).find(full).expect("a full volume");
+    let reopened = faulty.crash();
+    for index in 10..end {
+        let found = reopened.run(reopened.engine.get(&key_of(index))).expect("no fault").expect("exists");
+        assert!(found.as_bytes() == value_of(&key_of(index), index, 20_000), "key {index}");
+    }
+    let found = reopened.run(reopened.engine.get(&key_of(1)));
+    assert!(matches!(found, Err(EngineError::Corrupt { .. })), "{:?}", found.map(|_| ()));
+    assert_eq!(reopened.put(1, 2, 100), PutOutcome::Stored);
+    (10..end).for_each(|index| assert_eq!(reopened.delete(index), DeleteOutcome::Deleted));
+    assert_eq!(reopened.delete(1), DeleteOutcome::Deleted);
+    assert_eq!(reopened.engine.statistics().used_bytes, 0);
+    assert_eq!(reopened.crash().engine.statistics().used_bytes, 0);
+}
+
+#[test]
+fn pieces_whose_write_is_in_flight_keep_their_space_if_the_core_is_gone() {
+    let volume = TestVolume::new(1 << 20, 64 << 10, Durability::PowerSafe);
+    let shared = Arc::clone(volume.engine.volume());
+    let before = shared.space.free_units();
+    let key = key_of(1);
+    let record = record_of(volume.engine.record_layout(), &key, &value_of(&key, 1, 20_000));
+    scattered(|| {
+        let mut put = Box::pin(volume.engine.put(&key, PutMode::Upsert, record, 20_000));
+        let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(put.as_mut().poll(context).is_pending());
+    });
+    drop(volume.engine);
+    // Eight writes of two units each may still arrive.
+    assert!(shared.space.free_units() <= before - 16, "{} of {before} are free", shared.space.free_units());
+}
+
+#[test]
+fn a_long_value_is_replaced_again_and_again_without_a_flush_between() {
+    for durability in [Durability::PowerSafe, Durability::Completed] {
+        let volume = TestVolume::new(24 << 20, 9 << 20, durability);
+        for operation in 0..4 {
+            assert_eq!(volume.put(1, operation, 9 << 20), PutOutcome::Stored, "{durability:?} {operation}");
+        }
+        volume.assert_value(1, 3, 9 << 20);
+    }
+}
+
+#[test]
+fn a_value_of_as_many_pieces_as_there_can_be_is_listed_in_a_moment() {
+    let units = 1..2_000_000;
+    let mut pieces = Pieces::default();
+    let (value_bytes, mut at) = (256 << 20, 1);
+    let mut next = None;
+    while at <= value_bytes as u64 / 512 {
+        let one = |location| Piece { extent: Extent { location, units: 1 }, crc: 0 };
+        let end = (at + 30).min(value_bytes as u64 / 512 + 1);
+        let list = PieceList {
+            pieces: (at..end).map(one).collect(),
+            next: (end <= value_bytes as u64 / 512).then(|| one(600_000 + at)),
+        };
+        next = pieces.add(list, value_bytes, 512, &units).expect("possible");
+        at = end;
+    }
+    assert_eq!((next, pieces.pieces.len()), (None, 1 << 19));
+}
+
+#[test]
+fn deletes_of_absent_keys_leave_space_for_the_tombstones_of_others() {
+    let volume = TestVolume::new(1 << 20, 64 << 10, Durability::PowerSafe);
+    let put = |index: u64| {
+        let key = key_of(index);
+        let record = record_of(volume.engine.record_layout(), &key, &value_of(&key, index, 300));
+        let options = PutOptions { version: Version::from_bits(5), ..PutOptions::default() };
+        volume.run(volume.engine.put_with(&key, PutValue::new(record, 300), options)).expect("no fault")
+    };
+    let count = (0..).find(|&index| put(index) == PutOutcome::Full).expect("a full volume");
+    let delete = |index: u64| volume.run(volume.engine.delete_with(&key_of(index), Version::from_bits(6)));
+    let refused = (1_000_000..1_000_100).filter(|&absent| delete(absent).is_err()).count();
+    assert!(refused > 0, "a tombstone of an absent key frees nothing");
+    // Also if more of them come at once than there is space for.
+    let (keys, version) = ((0..count).map(key_of).collect::<Vec<_>>(), Version::from_bits(6));
+    let deletes: FuturesUnordered<_> =
+        keys.iter().map(|key| volume.engine.delete_with(key, version)).collect();
+    let outcomes: Vec<_> = volume.run(deletes.collect());
+    assert_eq!(outcomes, vec![Ok(DeleteOutcome::Deleted); count as usize]);
+}
+
+#[test]
+fn salvage_finds_a_value_in_pieces_before_a_block_that_cannot_be_read() {
+    let volume = TestVolume::new(1 << 20, 64 << 10, Durability::PowerSafe);
+    scattered(|| (1..3).for_each(|index| assert_eq!(volume.put(index, 1, 2_000), PutOutcome::Stored)));
+    volume.run(volume.engine.flush()).expect("no fault");
+    let disk = PowerLossDisk::new(volume.disk.image(), UNIT);
+    let faults = FaultPlan::default();
+    let last = Lba(disk.geometry().blocks - 1);
+    faults.add(FaultRule::within(OpFilter::Read, last, Lba(last.0 + 1), InjectedFault::Error(5)));
+    let device = FaultDevice::new(Rc::new(disk.clone()), faults);
+    let (mut random, mut observer) = (Prng::new(7), |_, _| ());
+    let report = block_on(salvage(&device, &mut observer), || {
+        disk.complete_one(&mut random);
+    });
+    assert_eq!((report.records, report.damaged, report.value_bytes), (2, 0, 4_000));
+}
+
+/// Replaces the list of the record at `location`, and the length of its value, and makes the checksums valid again.
+fn replace_list(image: &mut DiskImage, location: u64, list: &PieceList, value_bytes: u32) {
+    let at = location as usize * UNIT as usize;
+    let mut record = vec![0; UNIT as usize];
+    image.read(at, &mut record);
+    let (header, key) = UncheckedRecord { bytes: &record, location }.header().expect("a record");
+    let (offset, checked) = (header.value_offset(), 8..HEADER_BYTES + key.len());
+    let list_bytes = list.encode(&mut record[offset..]);
+    let list_crc = crc32c(&record[offset..offset + list_bytes]);
+    record[24..28].copy_from_slice(&value_bytes.to_le_bytes());
+    record[28..32].copy_from_slice(&list_crc.to_le_bytes());
+    let of_place = mix64(location | u64::from(record[3]) << 56) as u32;
+    let header_crc = crc32c(&record[checked]) ^ of_place;
+    record[4..8].copy_from_slice(&header_crc.to_le_bytes());
+    image.write(at, &record);
+}
+
+#[test]
+fn an_intact_list_of_anything_costs_its_own_value_only() {
+    let volume = TestVolume::new(1 << 20, 64 << 10, Durability::PowerSafe);
+    scattered(|| (0..12).for_each(|index| assert_eq!(volume.put(index, index, 20_000), PutOutcome::Stored)));
+    volume.run(volume.engine.checkpoint(true)).expect("no fault");
+    let (image, good) = (volume.disk.image(), read_all(&volume.disk, &volume.engine));
+    let units = volume.engine.volume().record_units();
+    let locations: Vec<u64> = (0..12).map(|index| location_of(&volume, index)).collect();
+    let (mut random, mut opened_with_less) = (Prng::new(8), 0);
+    for round in 0..300 {
+        let (mut image, index) = (image.clone(), random.below(12) as usize);
+        let mut any_piece = || Piece {
+            extent: Extent {
+                location: match random.below(8) {
+                    0 => random.next_u64(),
+                    1 => random.below(units.start),
+                    2 => units.end - random.below(3),
+                    3 => locations[random.below(12) as usize],
+                    _ => units.start + random.below(units.end - units.start),
+                },
+                units: [1, 1, 2, 3, 256, 257, 0x7fff_ffff][random.below(7) as usize],
+            },
+            crc: random.next_u64() as u32,
+        };
+        let pieces: Vec<Piece> = (0..round % 22).map(|_| any_piece()).collect();
+        let next = (round % 3 == 0 || pieces.is_empty()).then(any_piece);
+        let listed: u64 = pieces.iter().map(|piece| piece.extent.units).sum();
+        let value_bytes = match random.below(4) {
+            0 => random.next_u64() as u32,
+            _ => (listed * u64::from(UNIT)) as u32,
+        };
+        replace_list(&mut image, locations[index], &PieceList { pieces, next }, value_bytes);
+        let disk = PowerLossDisk::new(image.clone(), UNIT);
+        let complete = |disk: &PowerLossDisk| {
+            disk.complete_one(&mut Prng::new(9));
+        };
+        let report = block_on(verify(&disk, &BufferPool::new(8 << 20), &mut |_, _| ()), || complete(&disk));
+        assert_eq!(report.expect("opens").problems.len(), 1);
+        block_on(salvage(&disk, &mut |_, _| ()), || complete(&disk));
+        let volume = TestVolume::open(image, format_config(64 << 10), Durability::PowerSafe);
+        opened_with_less += u64::from(volume.engine.volume().lost_pieces.lock().is_empty());
+        let differ = |volume: &TestVolume| -> Vec<usize> {
+            let found = read_all(&volume.disk, &volume.engine);
+            (0..KEYS as usize).filter(|&index| found[index] != good[index]).collect()
+        };
+        assert_eq!(differ(&volume), [index], "round {round}");
+        let deleted = volume.run(volume.engine.delete(&key_of(index as u64)));
+        assert_eq!(deleted, Ok(DeleteOutcome::Deleted));
+        (100..).find(|&index| volume.put(index, 1, 3_000) == PutOutcome::Full).expect("a full volume");
+        assert_eq!(differ(&volume.crash()), [index], "round {round}");
+    }
+    assert!(opened_with_less > 0, "{opened_with_less} lists were plausible");
 }
