@@ -12,7 +12,7 @@
 //! ```
 //! Invariants: a slot keeps its value until the send buffer references no part of it; received data goes only to a waiting
 //! command, in order and within its buffer; a success completion before all data of the command was sent is a protocol
-//! error; a command that is aborted as not sent is never sent, because its caller is told that it was not executed; no
+//! error; a command that is aborted as not sent is never sent, since its caller takes it for not executed; no
 //! received bytes panic, they return a [`ConnectionError`] at worst. Bounded by the queue depth. Tested with
 //! hand-written PDUs in `tests/queue_pair.rs` and with the target in `tests/nvmf_target.rs`.
 

@@ -13,10 +13,10 @@
 //! The queue holds one change per writer, each a task that holds its key's lock.
 
 use super::allocator::Extent;
+use super::batch_parts::{BatchBuffers, ChangeState, QueuedChange, UnwrittenRecord};
 use super::journal::{self, BATCH_HEADER_BYTES, BatchHeader, JournalEntry, batch_units_max};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
-use octokv_base::{Buffer, Lba};
 use octokv_device::DeviceError;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -113,50 +113,6 @@ struct CommitState<E: JournalEntry> {
     free_buffers: Vec<BatchBuffers<E>>,
 }
 
-struct QueuedChange<E: JournalEntry> {
-    entry: E,
-    /// Its record, until a batch has the change.
-    record: Option<UnwrittenRecord>,
-    state: ChangeState<E::Outcome>,
-    waker: Option<Waker>,
-}
-
-/// A record that is to be written with its batch.
-#[derive(Debug)]
-pub struct UnwrittenRecord {
-    /// Its first block.
-    pub at: Lba,
-    /// Its bytes, whole blocks.
-    pub buffer: Buffer,
-}
-
-/// What is known of a change beside its entry.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum ChangeState<O> {
-    /// Its writer does not know yet what it replaces.
-    Undecided,
-    /// It does.
-    Decided(O),
-    /// Its writer, or the write of its record, has failed: the change is cancelled.
-    Failed,
-}
-
-impl<O: Copy> ChangeState<O> {
-    /// The state after the writer has found out what the change replaces.
-    pub fn from_result(outcome: &Result<O, EngineError>) -> ChangeState<O> {
-        outcome.map_or(ChangeState::Failed, ChangeState::Decided)
-    }
-
-    /// `entry`, amended or cancelled.
-    fn amended<E: JournalEntry<Outcome = O>>(self, entry: E) -> E {
-        match self {
-            ChangeState::Undecided => entry,
-            ChangeState::Decided(outcome) => entry.amended(outcome),
-            ChangeState::Failed => entry.cancelled(),
-        }
-    }
-}
-
 /// A batch that is being written.
 struct InFlightBatch {
     position: JournalPosition,
@@ -165,32 +121,6 @@ struct InFlightBatch {
     undecided: usize,
     /// Its leader, if that waits for writers or for preceding batches.
     leader: Option<Waker>,
-}
-
-/// The memory of a batch, used again for another.
-pub struct BatchBuffers<E> {
-    /// Its entries.
-    pub entries: Vec<E>,
-    /// The records to be written with it, each with the index of its entry.
-    pub records: Vec<(usize, UnwrittenRecord)>,
-    /// The space that they free.
-    pub freed: Vec<Extent>,
-    wakers: Vec<Waker>,
-    /// Its bytes, for each copy.
-    pub copies: [Buffer; 2],
-}
-
-impl<E: JournalEntry> BatchBuffers<E> {
-    fn new() -> BatchBuffers<E> {
-        let copy = || Buffer::zeroed(E::BATCH_BYTES_MAX.next_multiple_of(4096));
-        BatchBuffers {
-            entries: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
-            records: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
-            freed: Vec::with_capacity(E::BATCH_ENTRIES_MAX),
-            wakers: Vec::with_capacity(E::BATCH_ENTRIES_MAX + 2),
-            copies: [copy(), copy()],
-        }
-    }
 }
 
 /// The next action of a waiter.

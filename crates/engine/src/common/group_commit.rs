@@ -22,10 +22,8 @@
 //! if it fails, so do all of their changes.
 
 use super::allocator::Extent;
-use super::commit_queue::{
-    BatchBuffers, BatchClaim, ChangeState, CommitQueue, JournalPosition, PoisonGuard, UnwrittenRecord,
-    WaiterAction,
-};
+use super::batch_parts::{BatchBuffers, ChangeState, UnwrittenRecord};
+use super::commit_queue::{BatchClaim, CommitQueue, JournalPosition, PoisonGuard, WaiterAction};
 use super::journal::{self, BatchHeader, JournalEntry};
 use super::key_locks::{KeyGuard, KeyLocks};
 use crate::bug_injection::{self, InjectedBug};

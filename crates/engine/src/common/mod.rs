@@ -4,7 +4,8 @@
 //! - [`abandoned`]: operations whose callers dropped them.
 //! - [`allocator`]: the free space of a record area, by units.
 //! - [`epoch`]: when space that a reader may still use is free.
-//! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush.
+//! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush. [`batch_parts`]: what
+//!   they collect.
 //!   [`journal_reader`]: their replay.
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
 //! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked.
@@ -13,6 +14,7 @@
 
 pub mod abandoned;
 pub mod allocator;
+pub mod batch_parts;
 pub mod commit_queue;
 pub mod epoch;
 pub mod group_commit;

@@ -14,7 +14,7 @@ use super::write_rules::{self, KnownKey, Remains};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
-use crate::common::commit_queue::UnwrittenRecord;
+use crate::common::batch_parts::UnwrittenRecord;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device, lock_last_space};
 use crate::common::journal::JournalEntry;
