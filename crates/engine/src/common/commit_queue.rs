@@ -31,9 +31,9 @@ pub const LEADERS_MAX: usize = 3;
 
 /// Changes in flight beside which another batch may begin, whatever its size: few writers do not wait for each other.
 const CHANGES_BESIDE_MAX: usize = 1;
-/// How many changes have to wait for each one in flight, so that another batch may begin beside larger ones. Writers that wait
-/// for each other's batches thus end up in two groups, of which each has half of them, and not in as many as there are leaders.
-const WAITING_PER_CHANGE: usize = 2;
+/// How many changes may be in flight for each one that waits, so that another batch may begin beside larger ones. Less than this
+/// makes larger batches, and a light tenant waits for those of a heavy one.
+const IN_FLIGHT_PER_WAITING: usize = 2;
 
 /// Batches of the largest size that fit before reserved units of the ring, at least: two that a claim asks for, and two more.
 const RESERVATION_BATCHES_MIN: u32 = 4;
@@ -581,7 +581,7 @@ impl<E: JournalEntry> CommitState<E> {
     fn may_lead(&self) -> bool {
         let waiting = self.queue.len() - self.claimed;
         self.leaders < LEADERS_MAX
-            && (self.claimed <= CHANGES_BESIDE_MAX || waiting >= WAITING_PER_CHANGE * self.claimed)
+            && (self.claimed <= CHANGES_BESIDE_MAX || waiting * IN_FLIGHT_PER_WAITING >= self.claimed)
     }
 
     /// The number of changes in batches in flight that precede a batch.
