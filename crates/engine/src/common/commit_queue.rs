@@ -241,6 +241,8 @@ impl<E: JournalEntry> CommitQueue<E> {
     pub fn fail(&self) {
         self.failed.store(true, Ordering::Relaxed);
         let mut state = self.state.lock();
+        // No batch will have them, and their buffers belong to a pool.
+        state.queue.iter_mut().for_each(|change| change.record = None);
         let mut wakers: Vec<Waker> =
             state.queue.iter_mut().filter_map(|change| change.waker.take()).collect();
         wakers.extend(state.in_flight.iter_mut().filter_map(|batch| batch.leader.take()));
@@ -536,7 +538,7 @@ impl<E: JournalEntry> CommitQueue<E> {
         }
         let index = (ticket - state.committed) as usize;
         if self.has_failed() {
-            // No batch will have it, and its buffer belongs to a pool.
+            // It may have come after the failure.
             state.queue[index].record = None;
             return Poll::Ready(WaiterAction::ReadOnly);
         }

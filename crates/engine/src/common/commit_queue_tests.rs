@@ -2,7 +2,7 @@
 
 use super::super::journal::batch_units;
 use super::*;
-use octokv_base::Prng;
+use octokv_base::{Lba, Prng};
 use std::ops::Range;
 
 const RING_UNITS: u32 = 496;
@@ -227,10 +227,19 @@ fn a_batch_begins_beside_few_changes_or_with_half_as_many() {
 }
 
 #[test]
-fn nothing_is_claimed_after_a_failed_write() {
+fn nothing_is_claimed_after_a_failed_write_and_no_record_kept() {
     let commits = queue_with(Durability::PowerSafe, 1_000);
-    enqueue_written(&commits, 1);
+    let pool = octokv_base::BufferPool::new(1 << 20);
+    let put = || {
+        let record = UnwrittenRecord { at: Lba(0), buffer: pool.take(512).unwrap() };
+        commits.enqueue(Change(1), Some(record), ChangeState::Decided(()))
+    };
+    put();
     commits.fail();
+    assert_eq!(pool.in_use_bytes(), 0, "of a writer that leads");
+    let context = Context::from_waker(Waker::noop());
+    assert!(matches!(commits.poll_waiter(put(), &context), Poll::Ready(WaiterAction::ReadOnly)));
+    assert_eq!(pool.in_use_bytes(), 0, "of one that came later");
     assert!(matches!(commits.claim_batch(Some(0)), BatchClaim::ReadOnly));
     assert_eq!(commits.replay_from().batch, 1);
 }
