@@ -9,6 +9,7 @@
 //! - [`common`]: what engines are made of: superblocks, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
+//! - [`lsm`]: parts of the ordered engine.
 //! - [`cached`]: a cache of values in front of any volume.
 //! - [`memory`]: the contract's model: an engine without a device.
 //! - [`conformance`]: the test suite of every engine, against a model. [`contract_clauses`]: the clauses on versions,
@@ -29,6 +30,7 @@ pub mod engines;
 pub mod error;
 pub mod hash;
 pub mod linearizability;
+pub mod lsm;
 pub mod memory;
 pub mod open_error;
 pub mod operation;

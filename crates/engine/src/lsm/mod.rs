@@ -1,0 +1,17 @@
+//! The ordered engine (IterKVSSD): a log-structured merge tree with key-value separation and snapshot iterators. Not complete: its
+//! parts are here, no volume is made of them yet ([decision 0027](../../../../docs/decisions/0027-an-ordered-engine-from-common-parts.md)).
+//!
+//! ```text
+//!   put   ─▶ journal batch (value below the threshold inline, else its record in a value segment beside the batch) ─▶ memtable
+//!   flush    memtable ─▶ table of level 0
+//!   compact  tables of two levels ─▶ tables of the lower one; values of segments that are mostly dead move along, in key order
+//!   get      memtables ─▶ level 0, newest first ─▶ one table of each level below ─▶ value segment
+//! ```
+//! Invariants: entries of one key are found newest first; what a snapshot can see is dropped by no flush and no compaction; a table
+//! is never changed, and its space is freed when no version refers to it.
+//!
+//! # Layout
+//! - [`entry`]: what a write left of a key, its place in the order, and its encoding. [`cursor`]: what moves over entries.
+
+pub mod cursor;
+pub mod entry;
