@@ -8,8 +8,8 @@
 
 use crate::conformance::{IdleHook, key_of, operation_of, record_of, value_of};
 use crate::{
-    Capability, DeleteOutcome, Engine, EngineError, PartitionError, Partitions, PutMode, PutOptions,
-    PutOutcome, PutValue, ScanEntry, ValueRange, value_digest,
+    Capability, DeleteOutcome, Engine, EngineError, IteratorOptions, PartitionError, Partitions, PutMode,
+    PutOptions, PutOutcome, PutValue, ScanEntry, ValueRange, value_digest,
 };
 use octokv_base::{Buffer, Key, Prng, RingPosition, RingRange, UnixTime, Version};
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ fn version(sequence: u64) -> Version {
 }
 
 impl<E: Engine> Clauses<'_, E> {
-    fn run<T>(&self, future: impl Future<Output = T>) -> T {
+    pub(crate) fn run<T>(&self, future: impl Future<Output = T>) -> T {
         octokv_runtime::block_on(future, || (self.idle.borrow_mut())())
     }
 
@@ -70,7 +70,7 @@ impl<E: Engine> Clauses<'_, E> {
         self.run(self.engine.put_with(key, PutValue::new(record, 100), options))
     }
 
-    fn put(&self, key: &Key, operation: u64, options: PutOptions) -> PutOutcome {
+    pub(crate) fn put(&self, key: &Key, operation: u64, options: PutOptions) -> PutOutcome {
         self.try_put(key, operation, options).expect("no fault")
     }
 
@@ -78,7 +78,7 @@ impl<E: Engine> Clauses<'_, E> {
         self.put(key, operation, PutOptions { version: at, ..PutOptions::default() })
     }
 
-    fn delete(&self, key: &Key, at: Version) -> DeleteOutcome {
+    pub(crate) fn delete(&self, key: &Key, at: Version) -> DeleteOutcome {
         self.run(self.engine.delete_with(key, at)).expect("no fault")
     }
 
@@ -520,6 +520,10 @@ impl<E: Engine> Clauses<'_, E> {
                 let mut sink = |_: &ScanEntry<'_>| true;
                 let scan = self.engine.scan(RingRange::FULL, Version::NONE, &mut sink);
                 assert_eq!(self.run(scan), Err(lacking));
+            }
+            Capability::Iterators => {
+                let created = self.run(self.engine.create_iterator(IteratorOptions::default()));
+                assert_eq!(created, Err(lacking));
             }
             Capability::Partitions => panic!("partitions are a trait of their own"),
         }

@@ -48,6 +48,8 @@ pub enum Capability {
     Reclaim,
     /// The order of ring positions: the volume hashes its keys otherwise.
     RingOrder,
+    /// Iterators over snapshots.
+    Iterators,
 }
 
 impl fmt::Display for Capability {
@@ -58,6 +60,7 @@ impl fmt::Display for Capability {
             Capability::Partitions => "several partitions",
             Capability::Reclaim => "giving up space",
             Capability::RingOrder => "ring order",
+            Capability::Iterators => "iterators",
         })
     }
 }

@@ -5,6 +5,7 @@
 //! - [`direct`]: operations that end at once, for the shortest path of a request.
 //! - [`operation`]: what operations take and give. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
+//! - [`snapshot_iterator`]: what the operations on iterators take and give. [`iterator_clauses`]: their clauses of the contract.
 //! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
 //! - [`common`]: what engines are made of: superblocks, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
@@ -29,12 +30,14 @@ pub mod engine_kind;
 pub mod engines;
 pub mod error;
 pub mod hash;
+pub mod iterator_clauses;
 pub mod linearizability;
 pub mod lsm;
 pub mod memory;
 pub mod open_error;
 pub mod operation;
 pub mod partition;
+pub mod snapshot_iterator;
 mod sync;
 pub mod verify_report;
 pub mod volume;
@@ -51,6 +54,7 @@ pub use operation::{
     PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
+pub use snapshot_iterator::{IteratorId, IteratorOptions, IteratorProgress, PairSink};
 pub use verify_report::{
     Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
     VerifyReport,
@@ -161,6 +165,45 @@ pub trait Engine {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> impl Future<Output = Result<(), EngineError>>;
+    /// Creates an iterator over the pairs that the volume has now: those of writes that were acknowledged, and of others or not.
+    /// What expires later is still yielded. `None` if there are as many as may be.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`] of an engine that has no order of keys; device failures and no memory.
+    fn create_iterator(
+        &self,
+        _options: IteratorOptions,
+    ) -> impl Future<Output = Result<Option<IteratorId>, EngineError>> {
+        async { Err(EngineError::Unsupported(Capability::Iterators)) }
+    }
+    /// Offers the next pairs of an iterator until the sink has no space; `None` if there is no such iterator. Calls for one iterator
+    /// are served in their order.
+    ///
+    /// # Errors
+    /// Device failures, no memory, and [`EngineError::Corrupt`] at a part that cannot be read, behind which the iterator then goes on.
+    /// Only a call whose sink has received nothing fails: one that met an error later ends before it.
+    fn next_pairs(
+        &self,
+        _iterator: IteratorId,
+        _sink: &mut impl PairSink,
+    ) -> impl Future<Output = Result<Option<IteratorProgress>, EngineError>> {
+        async { Ok(None) }
+    }
+    /// Moves an iterator to the first key from `key` on, in its direction and within its bounds. False if there is no such iterator.
+    ///
+    /// # Errors
+    /// As for [`Engine::next_pairs`].
+    fn seek_iterator(
+        &self,
+        _iterator: IteratorId,
+        _key: &Key,
+    ) -> impl Future<Output = Result<bool, EngineError>> {
+        async { Ok(false) }
+    }
+    /// Ends an iterator and its snapshot. False if there is no such iterator.
+    fn destroy_iterator(&self, _iterator: IteratorId) -> bool {
+        false
+    }
     /// Forgets the tombstones below `version`: no write that is older will come.
     ///
     /// # Errors

@@ -11,9 +11,9 @@
 
 use crate::WallClock;
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PartitionError, PartitionInfo,
-    Partitions, PutMode, PutOptions, PutOutcome, PutValue, ScanEntry, ScanSink, StoredValue, ValueRange,
-    value_digest,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorId, IteratorOptions, IteratorProgress,
+    KeySink, KeyStatus, PairSink, PartitionError, PartitionInfo, Partitions, PutMode, PutOptions, PutOutcome,
+    PutValue, ScanEntry, ScanSink, StoredValue, ValueRange, value_digest,
 };
 use octokv_base::{Buffer, Key, RecordLayout, RingPosition, RingRange, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
@@ -62,7 +62,21 @@ struct MemoryState {
     writes: u64,
     /// Entries with a value.
     keys: u64,
+    iterators: BTreeMap<IteratorId, MemoryIterator>,
+    next_iterator: u32,
 }
+
+/// An iterator: a copy of what it yields.
+struct MemoryIterator {
+    /// In its direction.
+    pairs: Vec<(Key, Vec<u8>)>,
+    reverse: bool,
+    /// The index of the next pair.
+    next: usize,
+}
+
+/// The most iterators of a volume at once.
+const ITERATORS_MAX: usize = 100;
 
 /// A volume in memory. Clones are handles of the same volume.
 #[derive(Clone)]
@@ -296,6 +310,60 @@ impl Engine for MemoryEngine {
             }
         }
         Ok(())
+    }
+
+    async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<IteratorId>, EngineError> {
+        let (mut state, now) = (self.state.lock(), self.clock.now());
+        if state.iterators.len() == ITERATORS_MAX {
+            return Ok(None);
+        }
+        let IteratorOptions { lower, upper, reverse, keys_only } = options;
+        let is_within = |key: &Key| {
+            lower.as_ref().is_none_or(|lower| key >= lower) && upper.as_ref().is_none_or(|upper| key < upper)
+        };
+        let live = state.entries.iter().filter(|((_, key), entry)| entry.is_live(now) && is_within(key));
+        let mut pairs: Vec<_> = live
+            .map(|((_, key), entry)| {
+                (key.clone(), entry.value.clone().filter(|_| !keys_only).unwrap_or_default())
+            })
+            .collect();
+        pairs.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        if reverse {
+            pairs.reverse();
+        }
+        let id = IteratorId(state.next_iterator);
+        state.next_iterator += 1;
+        state.iterators.insert(id, MemoryIterator { pairs, reverse, next: 0 });
+        Ok(Some(id))
+    }
+
+    async fn next_pairs(
+        &self,
+        iterator: IteratorId,
+        sink: &mut impl PairSink,
+    ) -> Result<Option<IteratorProgress>, EngineError> {
+        let mut state = self.state.lock();
+        let Some(iterator) = state.iterators.get_mut(&iterator) else { return Ok(None) };
+        while let Some((key, value)) = iterator.pairs.get(iterator.next) {
+            if !sink.has_space(key.len(), value.len()) {
+                return Ok(Some(IteratorProgress::HasNext));
+            }
+            sink.push(key.as_bytes(), value);
+            iterator.next += 1;
+        }
+        Ok(Some(IteratorProgress::AtEnd))
+    }
+
+    async fn seek_iterator(&self, iterator: IteratorId, key: &Key) -> Result<bool, EngineError> {
+        let mut state = self.state.lock();
+        let Some(iterator) = state.iterators.get_mut(&iterator) else { return Ok(false) };
+        let is_passed = |other: &Key| if iterator.reverse { other > key } else { other < key };
+        iterator.next = iterator.pairs.partition_point(|(other, _)| is_passed(other));
+        Ok(true)
+    }
+
+    fn destroy_iterator(&self, iterator: IteratorId) -> bool {
+        self.state.lock().iterators.remove(&iterator).is_some()
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {

@@ -101,5 +101,6 @@ fn what_the_format_lacks_is_refused_by_name() {
         holds_in(1, HashKind::Xxh3, |clauses, _| clauses.lacks(capability));
     }
     holds_in(2, HashKind::Xxh3, |clauses, _| clauses.lacks(Capability::Reclaim));
+    holds_in(2, HashKind::Xxh3, |clauses, _| clauses.lacks(Capability::Iterators));
     holds(HashKind::Sha1, |clauses| clauses.lacks(Capability::RingOrder));
 }

@@ -50,6 +50,14 @@ fn random_writes_with_versions_agree_with_the_model() {
     }
 }
 
+#[test]
+fn iterators_yield_what_was_there_at_their_creation() {
+    for seed in 0..50 {
+        holds(|clauses, _| clauses.iterators(seed, 500, |_| ()));
+    }
+    holds(|clauses, clock| clauses.iterator_limits(clock));
+}
+
 /// Keeps the volume in the process, as if every write were durable.
 #[derive(Default)]
 struct MemoryFixture(RefCell<Option<MemoryEngine>>);
