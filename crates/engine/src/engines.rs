@@ -10,7 +10,7 @@ use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
 use crate::{
     DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig,
-    FormatVersions, FoundNow, KeyLookup, KeySink, KeyStatus, LookupStage, OpenConfig, OpenError,
+    FormatVersions, FoundNow, KeyLookup, KeySink, KeyStatus, LookupStage, NoIterator, OpenConfig, OpenError,
     PrefetchPlan, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
     ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
@@ -155,6 +155,8 @@ impl Volume for AnyVolume {
 }
 
 impl Engine for AnyEngine {
+    type Iterator = NoIterator;
+
     fn put_with(
         &self,
         key: &Key,

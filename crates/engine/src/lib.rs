@@ -54,7 +54,7 @@ pub use operation::{
     PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
-pub use snapshot_iterator::{IteratorId, IteratorOptions, IteratorProgress, PairSink};
+pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};
 pub use verify_report::{
     Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
     VerifyReport,
@@ -111,6 +111,10 @@ impl<F: FnMut(&ScanEntry<'_>) -> bool> ScanSink for F {
 /// of a key never decreases, deletes included, until [`Engine::forget_below`]. Expiry: a key whose time has come is as one
 /// that does not exist, but for its version.
 pub trait Engine {
+    /// An iterator over a snapshot, which is released when the iterator is dropped, on any thread. It belongs to the volume, not
+    /// to a core: any handle may advance it.
+    type Iterator: Send + Sync + 'static;
+
     /// Stores a value.
     ///
     /// # Errors
@@ -166,43 +170,39 @@ pub trait Engine {
         sink: &mut impl ScanSink,
     ) -> impl Future<Output = Result<(), EngineError>>;
     /// Creates an iterator over the pairs that the volume has now: those of writes that were acknowledged, and of others or not.
-    /// What expires later is still yielded. `None` if there are as many as may be.
+    /// What expires later is still yielded. `None` if there are as many as may be; one that is dropped makes room for another.
     ///
     /// # Errors
     /// [`EngineError::Unsupported`] of an engine that has no order of keys; device failures and no memory.
     fn create_iterator(
         &self,
         _options: IteratorOptions,
-    ) -> impl Future<Output = Result<Option<IteratorId>, EngineError>> {
+    ) -> impl Future<Output = Result<Option<Self::Iterator>, EngineError>> {
         async { Err(EngineError::Unsupported(Capability::Iterators)) }
     }
-    /// Offers the next pairs of an iterator until the sink has no space; `None` if there is no such iterator. Calls for one iterator
-    /// are served in their order.
+    /// Offers the next pairs of an iterator of this volume until the sink has no space. Calls for one iterator are served in their
+    /// order.
     ///
     /// # Errors
     /// Device failures, no memory, and [`EngineError::Corrupt`] at a part that cannot be read, behind which the iterator then goes on.
     /// Only a call whose sink has received nothing fails: one that met an error later ends before it.
     fn next_pairs(
         &self,
-        _iterator: IteratorId,
+        _iterator: &Self::Iterator,
         _sink: &mut impl PairSink,
-    ) -> impl Future<Output = Result<Option<IteratorProgress>, EngineError>> {
-        async { Ok(None) }
+    ) -> impl Future<Output = Result<IteratorProgress, EngineError>> {
+        async { Err(EngineError::Unsupported(Capability::Iterators)) }
     }
-    /// Moves an iterator to the first key from `key` on, in its direction and within its bounds. False if there is no such iterator.
+    /// Moves an iterator of this volume to the first key from `key` on, in its direction and within its bounds.
     ///
     /// # Errors
     /// As for [`Engine::next_pairs`].
     fn seek_iterator(
         &self,
-        _iterator: IteratorId,
+        _iterator: &Self::Iterator,
         _key: &Key,
-    ) -> impl Future<Output = Result<bool, EngineError>> {
-        async { Ok(false) }
-    }
-    /// Ends an iterator and its snapshot. False if there is no such iterator.
-    fn destroy_iterator(&self, _iterator: IteratorId) -> bool {
-        false
+    ) -> impl Future<Output = Result<(), EngineError>> {
+        async { Err(EngineError::Unsupported(Capability::Iterators)) }
     }
     /// Forgets the tombstones below `version`: no write that is older will come.
     ///

@@ -11,8 +11,8 @@
 
 use crate::WallClock;
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorId, IteratorOptions, IteratorProgress,
-    KeySink, KeyStatus, PairSink, PartitionError, PartitionInfo, Partitions, PutMode, PutOptions, PutOutcome,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress, KeySink,
+    KeyStatus, PairSink, PartitionError, PartitionInfo, Partitions, PutMode, PutOptions, PutOutcome,
     PutValue, ScanEntry, ScanSink, StoredValue, ValueRange, value_digest,
 };
 use octokv_base::{Buffer, Key, RecordLayout, RingPosition, RingRange, UnixTime, Version};
@@ -62,17 +62,23 @@ struct MemoryState {
     writes: u64,
     /// Entries with a value.
     keys: u64,
-    iterators: BTreeMap<IteratorId, MemoryIterator>,
-    next_iterator: u32,
+    iterators: usize,
 }
 
 /// An iterator: a copy of what it yields.
-struct MemoryIterator {
+pub struct MemoryIterator {
     /// In its direction.
     pairs: Vec<(Key, Vec<u8>)>,
     reverse: bool,
     /// The index of the next pair.
-    next: usize,
+    next: Mutex<usize>,
+    state: Arc<Mutex<MemoryState>>,
+}
+
+impl Drop for MemoryIterator {
+    fn drop(&mut self) {
+        self.state.lock().iterators -= 1;
+    }
 }
 
 /// The most iterators of a volume at once.
@@ -210,6 +216,8 @@ impl MemoryState {
 }
 
 impl Engine for MemoryEngine {
+    type Iterator = MemoryIterator;
+
     async fn put_with(
         &self,
         key: &Key,
@@ -312,9 +320,9 @@ impl Engine for MemoryEngine {
         Ok(())
     }
 
-    async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<IteratorId>, EngineError> {
+    async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<MemoryIterator>, EngineError> {
         let (mut state, now) = (self.state.lock(), self.clock.now());
-        if state.iterators.len() == ITERATORS_MAX {
+        if state.iterators == ITERATORS_MAX {
             return Ok(None);
         }
         let IteratorOptions { lower, upper, reverse, keys_only } = options;
@@ -331,39 +339,30 @@ impl Engine for MemoryEngine {
         if reverse {
             pairs.reverse();
         }
-        let id = IteratorId(state.next_iterator);
-        state.next_iterator += 1;
-        state.iterators.insert(id, MemoryIterator { pairs, reverse, next: 0 });
-        Ok(Some(id))
+        state.iterators += 1;
+        Ok(Some(MemoryIterator { pairs, reverse, next: Mutex::new(0), state: self.state.clone() }))
     }
 
     async fn next_pairs(
         &self,
-        iterator: IteratorId,
+        iterator: &MemoryIterator,
         sink: &mut impl PairSink,
-    ) -> Result<Option<IteratorProgress>, EngineError> {
-        let mut state = self.state.lock();
-        let Some(iterator) = state.iterators.get_mut(&iterator) else { return Ok(None) };
-        while let Some((key, value)) = iterator.pairs.get(iterator.next) {
+    ) -> Result<IteratorProgress, EngineError> {
+        let mut next = iterator.next.lock();
+        while let Some((key, value)) = iterator.pairs.get(*next) {
             if !sink.has_space(key.len(), value.len()) {
-                return Ok(Some(IteratorProgress::HasNext));
+                return Ok(IteratorProgress::HasNext);
             }
             sink.push(key.as_bytes(), value);
-            iterator.next += 1;
+            *next += 1;
         }
-        Ok(Some(IteratorProgress::AtEnd))
+        Ok(IteratorProgress::AtEnd)
     }
 
-    async fn seek_iterator(&self, iterator: IteratorId, key: &Key) -> Result<bool, EngineError> {
-        let mut state = self.state.lock();
-        let Some(iterator) = state.iterators.get_mut(&iterator) else { return Ok(false) };
+    async fn seek_iterator(&self, iterator: &MemoryIterator, key: &Key) -> Result<(), EngineError> {
         let is_passed = |other: &Key| if iterator.reverse { other > key } else { other < key };
-        iterator.next = iterator.pairs.partition_point(|(other, _)| is_passed(other));
-        Ok(true)
-    }
-
-    fn destroy_iterator(&self, iterator: IteratorId) -> bool {
-        self.state.lock().iterators.remove(&iterator).is_some()
+        *iterator.next.lock() = iterator.pairs.partition_point(|(other, _)| is_passed(other));
+        Ok(())
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {

@@ -1,15 +1,14 @@
 //! Iterators over snapshots: what the operations of [`Engine`](crate::Engine) on them take and give.
 //!
 //! An iterator yields the pairs of a volume in the order of keys as they were when it was created, whatever is written, compacted
-//! or collected meanwhile (IterKVSSD). It belongs to the volume, not to a core: any handle may advance it, one after another in the order
-//! of their calls.
+//! or collected meanwhile (IterKVSSD).
 
 use octokv_base::Key;
 use std::future::Future;
 
-/// An iterator of an open volume. Its number is not used again before all others were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct IteratorId(pub u32);
+/// The iterator of an engine without iterators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoIterator {}
 
 /// What an iterator yields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

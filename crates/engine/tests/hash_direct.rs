@@ -12,7 +12,7 @@ use octokv_engine::conformance::{
 use octokv_engine::hash::{HashEngine, open};
 use octokv_engine::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink, KeyStatus,
-    LookupStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    LookupStage, NoIterator, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
 use octokv_runtime::{ReactorHandle, block_on};
 use std::cell::{Cell, RefCell};
@@ -105,6 +105,8 @@ impl DirectFirst {
 }
 
 impl Engine for DirectFirst {
+    type Iterator = NoIterator;
+
     async fn put_with(
         &self,
         key: &Key,

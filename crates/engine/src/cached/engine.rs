@@ -7,8 +7,9 @@
 use super::value_cache::{CacheHash, CacheRead, CachedValue, FillLease, ValueCache};
 use crate::common::abandoned::{AbandonedCount, AbandonedOperations};
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink, KeyStatus,
-    PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, IteratorOptions, IteratorProgress,
+    KeyLookup, KeySink, KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink,
+    StoredValue, ValueRange,
 };
 use octokv_base::{DataRef, Key, Received, RecordLayout, RingRange, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
@@ -83,6 +84,8 @@ impl<E> Drop for CachedEngine<E> {
 }
 
 impl<E: Engine + 'static> Engine for CachedEngine<E> {
+    type Iterator = E::Iterator;
+
     async fn put_with(
         &self,
         key: &Key,
@@ -147,6 +150,29 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
     }
 
     /// No value changes: only tombstones go.
+    fn create_iterator(
+        &self,
+        options: IteratorOptions,
+    ) -> impl Future<Output = Result<Option<E::Iterator>, EngineError>> {
+        self.engine.create_iterator(options)
+    }
+
+    fn next_pairs(
+        &self,
+        iterator: &E::Iterator,
+        sink: &mut impl PairSink,
+    ) -> impl Future<Output = Result<IteratorProgress, EngineError>> {
+        self.engine.next_pairs(iterator, sink)
+    }
+
+    fn seek_iterator(
+        &self,
+        iterator: &E::Iterator,
+        key: &Key,
+    ) -> impl Future<Output = Result<(), EngineError>> {
+        self.engine.seek_iterator(iterator, key)
+    }
+
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
         self.engine.forget_below(version).await
     }

@@ -12,8 +12,8 @@ use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::group_commit::write_durability_marker;
 use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink,
-    KeyStatus, LookupStage, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
-    ValueRange,
+    KeyStatus, LookupStage, NoIterator, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink,
+    StoredValue, ValueRange,
 };
 use futures_util::future::join;
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
@@ -102,6 +102,8 @@ impl Drop for HashEngine {
 }
 
 impl Engine for HashEngine {
+    type Iterator = NoIterator;
+
     async fn put_with(
         &self,
         key: &Key,

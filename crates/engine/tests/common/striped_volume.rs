@@ -7,9 +7,9 @@ use octokv_base::{BufferPool, Key, RecordLayout, RingPosition, RingRange, Versio
 use octokv_device::Device;
 use octokv_engine::{
     AnyEngine, AnyVolume, Capability, DeleteOutcome, DeviceLayout, Engine, EngineError, EngineStatistics,
-    FormatConfig, FormatVersions, KeySink, KeyStatus, OpenConfig, OpenError, PrefetchPlan, PutOptions,
-    PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport,
-    Volume, VolumeInfo, VolumePlace,
+    FormatConfig, FormatVersions, KeySink, KeyStatus, NoIterator, OpenConfig, OpenError, PrefetchPlan,
+    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver,
+    VerifyReport, Volume, VolumeInfo, VolumePlace,
 };
 use octokv_runtime::ReactorHandle;
 use std::rc::Rc;
@@ -108,6 +108,8 @@ impl Volume for StripedVolume {
 }
 
 impl Engine for StripedEngine {
+    type Iterator = NoIterator;
+
     async fn put_with(
         &self,
         key: &Key,
