@@ -15,6 +15,7 @@
 //! - [`kv`]: the Key Value command set: fields of each command, the key list.
 //! - [`nvm`]: the NVM command set: fields of each command, block ranges.
 //! - [`vendor`]: octokv's vendor commands (keys of more than 16 bytes) and how a controller reports them.
+//! - [`iterator`]: octokv's vendor commands over iterators, their bounds and pairs.
 //! - [`cluster`]: opcodes and the header of commands between nodes (reserved).
 //! - [`partition_log`]: the vendor log page of a namespace's ring seed, epoch and partitions.
 //! - [`fabrics`]: Connect, properties, Disconnect.
@@ -32,6 +33,7 @@ pub mod ic_term;
 pub mod identify;
 pub mod identify_namespace;
 pub mod identify_page;
+pub mod iterator;
 pub mod kv;
 pub mod log_page;
 pub mod nqn;

@@ -171,6 +171,8 @@ statuses! {
     UNKNOWN_ITERATOR = 7, 0x01, "unknown iterator";
     /// octokv: too many iterators.
     TOO_MANY_ITERATORS = 7, 0x02, "too many iterators";
+    /// octokv: the next pair is longer than the host's buffer; DW0 says which length has room for it.
+    PAIR_TOO_LARGE = 7, 0x03, "pair larger than the buffer";
 }
 
 impl fmt::Display for Status {
