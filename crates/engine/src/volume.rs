@@ -126,6 +126,8 @@ pub struct VolumeInfo {
     pub capacity_bytes: u64,
     /// Where the buffer of a put has key and value.
     pub record_layout: RecordLayout,
+    /// Whether its handles have iterators.
+    pub has_iterators: bool,
 }
 
 /// The versions of a volume's format before and after an upgrade.

@@ -149,7 +149,10 @@ impl BlockBackend {
             | RequestOperation::Retrieve { .. }
             | RequestOperation::Delete { .. }
             | RequestOperation::Exist { .. }
-            | RequestOperation::List { .. } => {
+            | RequestOperation::List { .. }
+            | RequestOperation::CreateIterator(_)
+            | RequestOperation::NextPairs { .. }
+            | RequestOperation::SeekIterator { .. } => {
                 unreachable!("the target dispatches on the namespace's command set")
             }
         };

@@ -7,13 +7,16 @@ use crate::buffer_wait::{BUFFER_RETRY_INTERVAL, BUFFER_WAIT_MAX};
 use crate::fair_yield::{FairYield, YieldSlot};
 use octokv_base::{BufferPool, Key};
 use octokv_engine::{
-    DeleteOutcome, Engine, EngineError, KeySink, PrefetchStage, PutMode, PutOutcome, StoredValue,
+    DeleteOutcome, Engine, EngineError, IteratorOptions, IteratorProgress, KeySink, PairSink, PrefetchStage,
+    PutMode, PutOutcome, StoredValue,
 };
-use octokv_nvmf::{RequestOperation, RequestOutcome, StoreMode};
+use octokv_nvmf::{IteratorHandle, IteratorRequest, RequestOperation, RequestOutcome, StoreMode};
 use octokv_runtime::ReactorHandle;
+use octokv_wire::iterator::{PairListWriter, buffer_bytes_for};
 use octokv_wire::kv::KeyListWriter;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Longest key of the standard commands, in bytes.
 const STANDARD_KEY_BYTES_MAX: usize = octokv_wire::kv::KEY_BYTES_MAX;
@@ -44,6 +47,33 @@ impl KeySink for ListSink<'_> {
     fn offer(&mut self, key: &[u8]) -> bool {
         // A standard command cannot carry a longer key.
         (!self.long_keys && key.len() > STANDARD_KEY_BYTES_MAX) || self.writer.push(key)
+    }
+
+    async fn yield_point(&mut self) {
+        self.yield_slot.yield_now(self.handle).await;
+    }
+}
+
+/// Receives the pairs of one Next.
+struct IteratorSink<'a> {
+    writer: PairListWriter<'a>,
+    /// The buffer that the pair needs which had no space.
+    refused_bytes: Option<usize>,
+    yield_slot: YieldSlot<'a>,
+    handle: &'a ReactorHandle,
+}
+
+impl PairSink for IteratorSink<'_> {
+    fn has_space(&mut self, key_bytes: usize, value_bytes: usize) -> bool {
+        let has_space = self.writer.has_space(key_bytes, value_bytes);
+        if !has_space {
+            self.refused_bytes = Some(buffer_bytes_for(key_bytes, value_bytes));
+        }
+        has_space
+    }
+
+    fn push(&mut self, key: &[u8], value: &[u8]) {
+        self.writer.push(key, value);
     }
 
     async fn yield_point(&mut self) {
@@ -106,6 +136,14 @@ impl<E: Engine> KvBackend<E> {
                 RequestOperation::List { start, limit_bytes, long_keys } => {
                     // Boxed: a task slot has the size of its largest future and is moved into place.
                     Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
+                }
+                // Boxed as a list is.
+                RequestOperation::CreateIterator(request) => Box::pin(self.create_iterator(*request)).await,
+                RequestOperation::NextPairs { iterator, limit_bytes, pairs_max } => {
+                    Box::pin(self.next_pairs(&iterator, limit_bytes as usize, pairs_max)).await
+                }
+                RequestOperation::SeekIterator { iterator, key } => {
+                    Box::pin(self.seek_iterator(&iterator, &key)).await
                 }
                 RequestOperation::Flush => match Box::pin(self.engine.flush()).await {
                     Ok(()) => RequestOutcome::Flushed,
@@ -176,6 +214,63 @@ impl<E: Engine> KvBackend<E> {
             }
             Err(error) => self.log_failure("list", start, error),
         }
+    }
+
+    async fn create_iterator(&self, request: IteratorRequest) -> RequestOutcome {
+        let IteratorRequest { lower, upper, reverse, keys_only } = request;
+        let bound = |key: Key| Some(key).filter(|key| !key.is_empty());
+        let first = lower.clone();
+        let options = IteratorOptions { lower: bound(lower), upper: bound(upper), reverse, keys_only };
+        match self.engine.create_iterator(options).await {
+            Ok(Some(iterator)) => RequestOutcome::IteratorCreated(IteratorHandle(Arc::new(iterator))),
+            Ok(None) => RequestOutcome::TooManyIterators,
+            Err(error) => self.log_failure("create iterator", &first, error),
+        }
+    }
+
+    /// The engine's iterator; `None` of another engine's, as after a namespace was replaced.
+    fn iterator_of(handle: &IteratorHandle) -> Option<&E::Iterator> {
+        handle.0.downcast_ref()
+    }
+
+    async fn next_pairs(
+        &self,
+        handle: &IteratorHandle,
+        limit_bytes: usize,
+        pairs_max: u32,
+    ) -> RequestOutcome {
+        let Some(iterator) = Self::iterator_of(handle) else { return RequestOutcome::NotReady };
+        let Some(mut buffer) = self.pool.take(limit_bytes) else { return RequestOutcome::Busy };
+        let Some(writer) = PairListWriter::new(&mut buffer, pairs_max) else {
+            return RequestOutcome::InvalidValueSize;
+        };
+        let yield_slot = self.list_yield.join();
+        let mut sink = IteratorSink { writer, refused_bytes: None, yield_slot, handle: &self.handle };
+        match self.engine.next_pairs(iterator, &mut sink).await {
+            Ok(progress) => {
+                let is_end = progress == IteratorProgress::AtEnd;
+                let (count, refused_bytes) = (sink.writer.count(), sink.refused_bytes);
+                if let Some(bytes) = refused_bytes.filter(|_| count == 0) {
+                    return RequestOutcome::PairTooLarge { buffer_bytes: bytes as u32 };
+                }
+                let bytes = sink.writer.finish(is_end);
+                drop(sink);
+                RequestOutcome::Pairs { buffer, bytes, count, is_end }
+            }
+            Err(error) => self.log_iterator_failure("next", error),
+        }
+    }
+
+    async fn seek_iterator(&self, handle: &IteratorHandle, key: &Key) -> RequestOutcome {
+        let Some(iterator) = Self::iterator_of(handle) else { return RequestOutcome::NotReady };
+        match self.engine.seek_iterator(iterator, key).await {
+            Ok(()) => RequestOutcome::Sought,
+            Err(error) => self.log_failure("seek", key, error),
+        }
+    }
+
+    fn log_iterator_failure(&self, command: &'static str, error: EngineError) -> RequestOutcome {
+        self.log_failure(command, &Key::new(&[]).expect("an empty key is within bounds"), error)
     }
 
     fn log_failure(&self, command: &'static str, key: &Key, error: EngineError) -> RequestOutcome {

@@ -346,7 +346,7 @@ fn nguid(kind: u8, identity: u64) -> [u8; 16] {
 
 /// Namespace 1 of a volume as hosts see it.
 pub fn namespace_info(volume: &impl Volume, key_bytes_max: u16) -> NamespaceInfo {
-    let VolumeInfo { id, value_bytes_max, capacity_bytes, record_layout } = volume.info();
+    let VolumeInfo { id, value_bytes_max, capacity_bytes, record_layout, has_iterators } = volume.info();
     NamespaceInfo {
         id: octokv_base::NamespaceId(1),
         nguid: nguid(1, id),
@@ -356,6 +356,7 @@ pub fn namespace_info(volume: &impl Volume, key_bytes_max: u16) -> NamespaceInfo
             value_bytes_max: value_bytes_max as u32,
             key_bytes_max,
             record_layout,
+            has_iterators,
         },
         ana_group: 1,
     }

@@ -290,9 +290,12 @@ impl RequestScheduler {
             // The tenant's average: a host may offer a larger buffer than its values need.
             RequestOperation::Retrieve { .. }
             | RequestOperation::List { .. }
+            | RequestOperation::NextPairs { .. }
             | RequestOperation::Read { .. } => self.mean_response_bytes[tenant.0 as usize],
             RequestOperation::Delete { .. }
             | RequestOperation::Exist { .. }
+            | RequestOperation::CreateIterator(_)
+            | RequestOperation::SeekIterator { .. }
             | RequestOperation::Flush
             | RequestOperation::WriteZeroes { .. }
             | RequestOperation::Deallocate { .. }

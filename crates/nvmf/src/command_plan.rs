@@ -10,10 +10,11 @@
 //! `io_commands` dispatches; `kv_commands` and `nvm_commands` build and interpret these values.
 
 use crate::config::SubsystemConfig;
-use crate::io_request::{RequestOperation, StoreMode};
+use crate::io_request::{IteratorHandle, RequestOperation, StoreMode};
 use crate::namespace_info::NamespaceInfo;
 use octokv_base::{DataBuffer, Key, Lba, NamespaceId, RecordLayout};
 use octokv_wire::fabrics::ControllerConfiguration;
+use octokv_wire::iterator::IteratorCommand;
 use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::vendor::VendorCommand;
@@ -50,6 +51,7 @@ pub(crate) enum IoCommand {
     KeyValue(KvCommand, RecordLayout),
     /// Its key, of a length within the limits, is at the start of its data.
     Vendor(VendorCommand, RecordLayout),
+    Iterator(IteratorCommand),
     Block(BlockCommand),
 }
 
@@ -67,6 +69,7 @@ pub(crate) struct BlockCommand {
 #[derive(Debug)]
 pub(crate) enum PendingCommand {
     KeyValue(PendingKvCommand),
+    Iterator(PendingIteratorCommand),
     Block(PendingNvmCommand),
 }
 
@@ -75,6 +78,7 @@ impl PendingCommand {
     pub fn needs_owned_buffer(&self) -> bool {
         match self {
             PendingCommand::KeyValue(pending) => pending.needs_owned_buffer(),
+            PendingCommand::Iterator(_) => false,
             PendingCommand::Block(pending) => pending.needs_owned_buffer(),
         }
     }
@@ -96,6 +100,15 @@ impl PendingKvCommand {
             PendingKvCommand::Vendor { command } => matches!(command, VendorCommand::Store { .. }),
         }
     }
+}
+
+/// A command over iterators that waits for its data.
+#[derive(Debug)]
+pub(crate) enum PendingIteratorCommand {
+    /// Create; the data is the bounds.
+    Create { reverse: bool, keys_only: bool, namespace_serial: u64 },
+    /// Seek; the data is the key.
+    Seek(IteratorHandle),
 }
 
 /// An NVM command that waits for its data.
@@ -231,6 +244,15 @@ pub(crate) enum InFlight {
     List {
         limit_bytes: u32,
     },
+    /// Create of an iterator on the namespace of this serial number.
+    CreateIterator {
+        namespace_serial: u64,
+    },
+    /// Next, limited to the host's buffer.
+    NextPairs {
+        limit_bytes: u32,
+    },
+    SeekIterator,
     /// Flush of a Key Value namespace.
     Flush,
     /// Any command of the NVM command set.
@@ -245,14 +267,24 @@ pub(crate) enum InFlight {
 }
 
 impl InFlight {
+    /// Whether the command is one over iterators.
+    #[inline]
+    pub fn is_of_iterator(self) -> bool {
+        matches!(self, InFlight::CreateIterator { .. } | InFlight::NextPairs { .. } | InFlight::SeekIterator)
+    }
+
     /// The most bytes of data that the response can have.
     pub fn response_bytes_max(self) -> u64 {
         match self {
-            InFlight::Retrieve { limit_bytes } | InFlight::List { limit_bytes } => u64::from(limit_bytes),
+            InFlight::Retrieve { limit_bytes }
+            | InFlight::List { limit_bytes }
+            | InFlight::NextPairs { limit_bytes } => u64::from(limit_bytes),
             InFlight::Blocks(BlockOp::Read { bytes, .. }) => u64::from(bytes),
             InFlight::Store
             | InFlight::Delete { .. }
             | InFlight::Exist { .. }
+            | InFlight::CreateIterator { .. }
+            | InFlight::SeekIterator
             | InFlight::Flush
             | InFlight::Blocks(_)
             | InFlight::ShutDown { .. } => 0,
@@ -294,18 +326,19 @@ impl BlockOp {
 pub(crate) struct CommandResult {
     pub status: Status,
     pub dw0: u32,
+    pub dw1: u32,
     /// The buffer with the start and end offset of the data; `None` if there is none.
     pub data: Option<(DataBuffer, usize, usize)>,
 }
 
 impl CommandResult {
     pub fn from_status(status: Status, dw0: u32) -> CommandResult {
-        CommandResult { status, dw0, data: None }
+        CommandResult { status, dw0, dw1: 0, data: None }
     }
 
     pub fn with_data(buffer: DataBuffer, from: usize, bytes: usize, dw0: u32) -> CommandResult {
         let data = (bytes > 0).then_some((buffer, from, from + bytes));
-        CommandResult { status: Status::SUCCESS, dw0, data }
+        CommandResult { status: Status::SUCCESS, dw0, dw1: 0, data }
     }
 }
 

@@ -44,6 +44,10 @@ pub struct SubsystemConfig {
     pub discovery_idle_limit: Nanos,
     /// The most outstanding event requests of a controller, at least 1.
     pub event_requests_max: u8,
+    /// The most iterators of one controller.
+    pub iterators_max: usize,
+    /// The time without a command after which an iterator ends.
+    pub iterator_idle_limit: Nanos,
     /// The lowest controller identifier: targets of one subsystem use separate ranges.
     pub first_controller_id: u16,
 }
@@ -71,6 +75,8 @@ impl SubsystemConfig {
             handshake_limit: Nanos::from_secs(10),
             discovery_idle_limit: Nanos::from_secs(120),
             event_requests_max: 4,
+            iterators_max: 1024,
+            iterator_idle_limit: Nanos::from_secs(300),
             first_controller_id: 1,
         }
     }

@@ -37,6 +37,7 @@ use crate::counters::CounterSet;
 use crate::direct::{DirectBackend, LongWay};
 use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOutcome};
+use crate::iterator_commands;
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
 use octokv_base::{BufferPool, NamespaceId, Nanos};
@@ -190,8 +191,21 @@ impl Connection {
         if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
             self.counters.media_errors += 1;
         }
-        let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
-        let result = io_commands::command_result(in_flight, outcome, delete_missing_is_error);
+        let result = if in_flight.is_of_iterator() {
+            let (controller, target) = (&queue.controller, &self.target);
+            let keep = |handle, namespace_serial| {
+                let has_namespace = || {
+                    let snapshot = target.namespace_directory.snapshot();
+                    snapshot.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial)
+                };
+                let limits = (target.config().iterators_max, self.last_tick_at);
+                controller.keep_iterator(handle, queue.generation, namespace, has_namespace, limits)
+            };
+            iterator_commands::command_result(in_flight, outcome, keep)
+        } else {
+            let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
+            io_commands::command_result(in_flight, outcome, delete_missing_is_error)
+        };
         let lba = match in_flight {
             InFlight::Blocks(op) => Some(op.lba()),
             _ => None,
@@ -203,7 +217,7 @@ impl Connection {
         if !result.status.is_success() && !is_negative_result(result.status) {
             self.record_failure(command_id, namespace, lba, result.status);
         }
-        self.respond(command_id, result.status, result.dw0, 0);
+        self.respond(command_id, result.status, result.dw0, result.dw1);
     }
 
     /// Handles timeouts, asynchronous events, freed buffers and state changes of the controller by other
@@ -230,6 +244,7 @@ impl Connection {
                     self.counters.keep_alive_expired += 1;
                     self.close(CloseReason::KeepAliveExpired);
                 } else {
+                    controller.end_idle_iterators(now, self.target.config().iterator_idle_limit);
                     self.deliver_async_events();
                 }
             }

@@ -20,8 +20,10 @@
 //! identifier is connected twice.
 
 use crate::async_events::AsyncEventState;
+use crate::controller_iterators::ControllerIterators;
 use crate::counters::SharedCounters;
 use crate::feature_values::FeatureValues;
+use crate::io_request::IteratorHandle;
 use crate::namespace_info::{NamespaceInfo, NamespaceKind};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
@@ -161,6 +163,7 @@ pub struct Controller {
     /// Feature 06h: writes of blocks may stay in a volatile cache.
     write_cache_enabled: AtomicBool,
     inner: Mutex<ControllerInner>,
+    iterators: Mutex<ControllerIterators>,
 }
 
 impl Controller {
@@ -188,6 +191,7 @@ impl Controller {
                 delete_missing_error_namespaces: BTreeSet::new(),
                 queue_bitmap: Vec::new(),
             }),
+            iterators: Mutex::default(),
         }
     }
 
@@ -200,6 +204,52 @@ impl Controller {
 
     pub(crate) fn lock_inner(&self) -> MutexGuard<'_, ControllerInner> {
         self.inner.lock()
+    }
+
+    /// The iterators of the host.
+    pub(crate) fn lock_iterators(&self) -> MutexGuard<'_, ControllerIterators> {
+        self.iterators.lock()
+    }
+
+    /// Keeps an iterator that a queue of this generation created, and gives its identifier.
+    ///
+    /// # Errors
+    /// [`Status::TOO_MANY_ITERATORS`]; or the controller was reset or has ended, or the namespace was removed since. The iterator ends.
+    pub(crate) fn keep_iterator(
+        &self,
+        handle: IteratorHandle,
+        generation: u32,
+        namespace: NamespaceId,
+        has_namespace: impl FnOnce() -> bool,
+        limits: (usize, Nanos),
+    ) -> Result<u32, Status> {
+        let (iterators_max, now) = limits;
+        let mut iterators = self.iterators.lock();
+        // Checked under the lock: what ends the iterators after a change ends this one as well.
+        let epoch = self.epoch();
+        if epoch.generation != generation || !epoch.state.serves_io() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.do_not_retry());
+        }
+        if !has_namespace() {
+            return Err(Status::INVALID_NAMESPACE.do_not_retry());
+        }
+        if iterators.len() >= iterators_max {
+            return Err(Status::TOO_MANY_ITERATORS);
+        }
+        Ok(iterators.add(handle, namespace, now))
+    }
+
+    /// Ends all iterators.
+    fn end_iterators(&self) {
+        let ended = std::mem::take(&mut *self.iterators.lock());
+        drop(ended);
+    }
+
+    /// Ends the iterators that were not used for `idle`.
+    pub(crate) fn end_idle_iterators(&self, now: Nanos, idle: Nanos) {
+        let Some(before) = now.0.checked_sub(idle.0) else { return };
+        let ended = self.iterators.lock().remove_idle(Nanos(before));
+        drop(ended);
     }
 
     /// Changes the state. All changes go through here.
@@ -251,6 +301,7 @@ impl Controller {
         inner.delete_missing_error_namespaces.clear();
         self.any_delete_missing_is_error.store(false, Ordering::Relaxed);
         self.set_write_cache_enabled(true);
+        self.end_iterators();
     }
 
     /// CSTS now. Takes the lock.
@@ -269,6 +320,7 @@ impl Controller {
         let is_possible = self.epoch().state.can_transition_to(how);
         if is_possible {
             self.set_state(inner, how);
+            self.end_iterators();
         }
         is_possible
     }
@@ -378,6 +430,8 @@ impl Controller {
         if self.delete_missing_is_error(id) {
             self.set_delete_missing_is_error(std::iter::once(id), false);
         }
+        let ended = self.iterators.lock().remove_of(id);
+        drop(ended);
     }
 
     /// Records a change of a namespace for the host's changed list, if the namespace is visible to the

@@ -47,6 +47,8 @@ counter_set! {
     exists,
     /// List commands.
     lists,
+    /// Create, Next and Seek commands of iterators.
+    iterator_commands,
     /// Flush commands.
     flushes,
     /// Read commands of the NVM command set.
@@ -67,7 +69,7 @@ counter_set! {
     admin_commands,
     /// Bytes of values received for Store.
     stored_bytes,
-    /// Bytes of values and lists sent to hosts.
+    /// Bytes of values, lists and pairs sent to hosts.
     retrieved_bytes,
     /// Completions with "key does not exist", "key exists" or "compare failure", which are not errors.
     negative_results,
@@ -106,6 +108,7 @@ impl CounterSet {
             CountedOperation::Delete => self.deletes += 1,
             CountedOperation::Exist => self.exists += 1,
             CountedOperation::List => self.lists += 1,
+            CountedOperation::Iterator => self.iterator_commands += 1,
             CountedOperation::Flush => self.flushes += 1,
             CountedOperation::Read => self.block_reads += 1,
             CountedOperation::Write { bytes } => {
@@ -131,6 +134,7 @@ pub(crate) enum CountedOperation {
     Delete,
     Exist,
     List,
+    Iterator,
     Flush,
     Read,
     Write { bytes: u64 },
@@ -151,6 +155,9 @@ impl From<&RequestOperation> for CountedOperation {
             RequestOperation::Delete { .. } => CountedOperation::Delete,
             RequestOperation::Exist { .. } => CountedOperation::Exist,
             RequestOperation::List { .. } => CountedOperation::List,
+            RequestOperation::CreateIterator(_)
+            | RequestOperation::NextPairs { .. }
+            | RequestOperation::SeekIterator { .. } => CountedOperation::Iterator,
             RequestOperation::Flush => CountedOperation::Flush,
             RequestOperation::Read { .. } => CountedOperation::Read,
             RequestOperation::Write { data, .. } => CountedOperation::Write { bytes: data.len() as u64 },

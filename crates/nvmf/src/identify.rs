@@ -133,6 +133,12 @@ fn write_namespace_page(
     }
 }
 
+/// The features of the vendor commands that the namespaces have.
+fn vendor_features(context: &AdminContext<'_>) -> u32 {
+    let has_iterators = context.target.namespaces().iter().any(|info| info.key_value_limits().has_iterators);
+    vendor::FEATURE_LONG_KEYS | if has_iterators { vendor::FEATURE_ITERATORS } else { 0 }
+}
+
 /// NN: the highest namespace identifier that hosts must expect.
 fn namespace_id_max(context: &AdminContext<'_>) -> u32 {
     let namespaces = context.target.namespaces();
@@ -215,7 +221,7 @@ fn controller_page(context: &AdminContext<'_>) -> Box<page::IdentifyController> 
         fields.set_vendor_capabilities(&VendorCapabilities {
             version: vendor::VERSION,
             key_bytes_max: config.key_bytes_max,
-            features: vendor::FEATURE_LONG_KEYS,
+            features: vendor_features(context),
         });
     } else {
         fields.subsystem = nqn::encode(nqn::DISCOVERY);

@@ -10,8 +10,9 @@ use crate::command_plan::{
 };
 use crate::io_request::RequestOutcome;
 use crate::namespace_info::NamespaceKind;
-use crate::{kv_commands, nvm_commands};
+use crate::{iterator_commands, kv_commands, nvm_commands};
 use octokv_base::{Buffer, NamespaceId};
+use octokv_wire::iterator::IteratorCommand;
 use octokv_wire::{Sqe, Status};
 
 /// Checks the command of an SQE.
@@ -29,14 +30,22 @@ pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CheckedCo
     Ok(CheckedCommand { command, namespace, namespace_serial, sgl })
 }
 
-/// The next step of a checked command on the long way.
+/// The next step of a checked command on the long way. `plan_iterator` is that of commands over iterators, which their
+/// controller knows.
+///
+/// # Errors
+/// Those of `plan_iterator`.
 #[inline]
-pub(crate) fn plan(checked: &CheckedCommand) -> CommandPlan {
-    match checked.command {
+pub(crate) fn plan(
+    checked: &CheckedCommand,
+    plan_iterator: impl FnOnce(IteratorCommand) -> Result<CommandPlan, Status>,
+) -> Result<CommandPlan, Status> {
+    Ok(match checked.command {
         IoCommand::KeyValue(command, record) => kv_commands::plan(command, record, checked.namespace),
         IoCommand::Vendor(command, record) => kv_commands::plan_vendor(command, record),
+        IoCommand::Iterator(command) => return plan_iterator(command),
         IoCommand::Block(command) => nvm_commands::plan(command),
-    }
+    })
 }
 
 impl PendingCommand {
@@ -46,6 +55,7 @@ impl PendingCommand {
             PendingCommand::KeyValue(pending) => {
                 kv_commands::build_action(pending, layout, buffer, namespace)
             }
+            PendingCommand::Iterator(pending) => iterator_commands::build_action(pending, &buffer),
             PendingCommand::Block(pending) => nvm_commands::build_action(pending, buffer),
         }
     }
@@ -54,6 +64,7 @@ impl PendingCommand {
     pub fn into_action_from(self, data: &[u8], namespace: NamespaceId) -> CommandAction {
         match self {
             PendingCommand::KeyValue(pending) => kv_commands::build_action_from(pending, data, namespace),
+            PendingCommand::Iterator(pending) => iterator_commands::build_action(pending, data),
             PendingCommand::Block(pending) => nvm_commands::build_action_from(pending, data),
         }
     }

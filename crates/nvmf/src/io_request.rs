@@ -6,6 +6,9 @@
 //! shutdown has several requests in one slot: a flush of each namespace.
 
 use octokv_base::{Buffer, DataBuffer, Key, Lba, NamespaceId};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
 
 pub use octokv_wire::kv::StoreMode;
 pub use octokv_wire::nvm::LbaRange;
@@ -22,7 +25,30 @@ pub struct IoRequest {
     pub operation: RequestOperation,
 }
 
-/// An operation on a namespace. Keys are never empty, except the start of a List.
+/// An iterator of an engine, which the engine alone looks into. It ends when the last clone is dropped.
+#[derive(Clone)]
+pub struct IteratorHandle(pub Arc<dyn Any + Send + Sync>);
+
+impl fmt::Debug for IteratorHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IteratorHandle")
+    }
+}
+
+/// What a new iterator yields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IteratorRequest {
+    /// The lowest key; empty for no bound.
+    pub lower: Key,
+    /// The key below which all keys are, not below `lower`; empty for no bound.
+    pub upper: Key,
+    /// Whether the highest key comes first.
+    pub reverse: bool,
+    /// Whether values are left out.
+    pub keys_only: bool,
+}
+
+/// An operation on a namespace. Keys are never empty, except the start of a List and the bounds of an iterator.
 #[derive(Debug)]
 pub enum RequestOperation {
     /// Writes a value.
@@ -61,6 +87,24 @@ pub enum RequestOperation {
         limit_bytes: u32,
         /// Whether to list keys of more than 16 bytes, which only the vendor command can represent.
         long_keys: bool,
+    },
+    /// Creates an iterator over what the namespace has now.
+    CreateIterator(Box<IteratorRequest>),
+    /// Reads the next pairs of an iterator. Those of one iterator are executed in their order.
+    NextPairs {
+        /// The iterator.
+        iterator: IteratorHandle,
+        /// The longest list of pairs in bytes, its header included.
+        limit_bytes: u32,
+        /// The most pairs, at least 1.
+        pairs_max: u32,
+    },
+    /// Moves an iterator to the first key from `key` on, in its direction.
+    SeekIterator {
+        /// The iterator.
+        iterator: IteratorHandle,
+        /// The key; it need not exist.
+        key: Key,
     },
     /// Makes all acknowledged writes durable; for both command sets.
     Flush,
@@ -115,6 +159,9 @@ impl RequestOperation {
             | RequestOperation::Delete { key }
             | RequestOperation::Exist { key } => Some(key),
             RequestOperation::List { .. }
+            | RequestOperation::CreateIterator(_)
+            | RequestOperation::NextPairs { .. }
+            | RequestOperation::SeekIterator { .. }
             | RequestOperation::Flush
             | RequestOperation::Read { .. }
             | RequestOperation::Write { .. }
@@ -154,6 +201,28 @@ pub enum RequestOutcome {
         /// Length of the list in bytes.
         bytes: usize,
     },
+    /// The iterator, at its first pair.
+    IteratorCreated(IteratorHandle),
+    /// The namespace has as many iterators as it may have.
+    TooManyIterators,
+    /// The next pairs of an iterator in the layout of the Next command, at the start of `buffer`.
+    Pairs {
+        /// Holds the pairs; released after the last byte was sent.
+        buffer: Buffer,
+        /// Length of the list in bytes.
+        bytes: usize,
+        /// The number of pairs.
+        count: u32,
+        /// Whether none follows.
+        is_end: bool,
+    },
+    /// The next pair is longer than the host's buffer, and the iterator stays before it.
+    PairTooLarge {
+        /// The length of a buffer with room for it, in bytes.
+        buffer_bytes: u32,
+    },
+    /// The iterator was moved.
+    Sought,
     /// All acknowledged writes are durable.
     Flushed,
     /// The blocks of a Read, at the start of `buffer`.

@@ -1,8 +1,8 @@
 //! Key Value commands: translates SQEs to requests and outcomes to completions.
 //!
 //! In: the SQE of a command on a Key Value namespace, later its data. Out: an [`IoCommand`], a [`CommandPlan`], then a
-//! [`RequestOperation`]; at the end a status and DW0. Stateless. The reserved opcodes of iterators fail as
-//! invalid.
+//! [`RequestOperation`]; at the end a status and DW0. Stateless. Commands over iterators are checked here; the rest of their
+//! way is in `iterator_commands`.
 //!
 //! Statuses are those of the Key Value Command Set 1.3. Deployed hosts round CDW10 up and leave other
 //! values in reserved fields: both are accepted.
@@ -14,6 +14,7 @@ use crate::command_plan::{
 use crate::io_request::{RequestOperation, RequestOutcome};
 use crate::namespace_info::NamespaceInfo;
 use octokv_base::{Buffer, Key, NamespaceId, RecordLayout};
+use octokv_wire::iterator::{self, IteratorCommand};
 use octokv_wire::kv::{self, KvCommand};
 use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{SglKind, Sqe, Status};
@@ -29,6 +30,9 @@ pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Re
     let listing_bytes_max = context.config.value_bytes_max;
     let limits = namespace.key_value_limits();
     if sqe.opcode & 0x80 != 0 {
+        if limits.has_iterators && IteratorCommand::has_opcode(sqe.opcode) {
+            return check_iterator(sqe, sgl_bytes, namespace).map(IoCommand::Iterator);
+        }
         let command = check_vendor(sqe, namespace, listing_bytes_max)?;
         return Ok(IoCommand::Vendor(command, limits.record_layout));
     }
@@ -42,6 +46,27 @@ pub(crate) fn check(sqe: &Sqe, sgl: SglKind, context: &CommandContext<'_>) -> Re
         KvCommand::Flush | KvCommand::Delete { .. } | KvCommand::Exist { .. } => {}
     }
     Ok(IoCommand::KeyValue(command, limits.record_layout))
+}
+
+fn check_iterator(sqe: &Sqe, sgl_bytes: u32, namespace: &NamespaceInfo) -> Result<IteratorCommand, Status> {
+    let limits = namespace.key_value_limits();
+    let mut command = IteratorCommand::check(sqe)?;
+    match &mut command {
+        IteratorCommand::Next { limit_bytes, .. } => {
+            // The longest pair has room.
+            let bytes_max =
+                iterator::buffer_bytes_for(limits.key_bytes_max.into(), limits.value_bytes_max as usize);
+            *limit_bytes = (*limit_bytes).min(sgl_bytes).min(bytes_max as u32);
+            if (*limit_bytes as usize) < iterator::PAIRS_HEADER_BYTES {
+                return Err(Status::INVALID_FIELD.do_not_retry());
+            }
+        }
+        IteratorCommand::Seek { key_bytes, .. } if *key_bytes > limits.key_bytes_max => {
+            return Err(Status::KV_INVALID_KEY_SIZE.do_not_retry());
+        }
+        IteratorCommand::Create { .. } | IteratorCommand::Seek { .. } | IteratorCommand::Destroy { .. } => {}
+    }
+    Ok(command)
 }
 
 fn check_vendor(
@@ -214,7 +239,7 @@ pub(crate) fn command_result(
     }
 }
 
-fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Status {
+pub(crate) fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Status {
     match outcome {
         RequestOutcome::NotFound => Status::KV_KEY_DOES_NOT_EXIST,
         RequestOutcome::AlreadyExists => Status::KV_KEY_EXISTS,
@@ -229,6 +254,11 @@ fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Status {
         | RequestOutcome::Deleted
         | RequestOutcome::Exists { .. }
         | RequestOutcome::Listing { .. }
+        | RequestOutcome::IteratorCreated(_)
+        | RequestOutcome::TooManyIterators
+        | RequestOutcome::Pairs { .. }
+        | RequestOutcome::PairTooLarge { .. }
+        | RequestOutcome::Sought
         | RequestOutcome::Flushed
         | RequestOutcome::Blocks { .. }
         | RequestOutcome::Written

@@ -5,11 +5,12 @@
 //!   changes), `pdu_receive` (framing, digests, H2CData), `command_handler` and `admin_handler` (commands),
 //!   `transfers` (buffers for H2CData), `direct_path` (commands that are completed at once).
 //! - `io_commands`: dispatches a command of an I/O queue by its namespace's command set to `kv_commands` or
-//!   `nvm_commands`; `command_plan` has the types that they share.
+//!   `nvm_commands`; `command_plan` has the types that they share. `iterator_commands`: commands over iterators.
 //! - `command_slots`: the outstanding commands of one queue.
 //! - `pdu_send`, [`SendBuffer`]: response PDUs and the bytes to send.
 //! - [`Target`] (`subsystem`): controllers, queue admission; `reconfigure`: changes at run time.
-//! - `controller`: the state that the connections of one controller share: properties, keep alive, queues.
+//! - `controller`: the state that the connections of one controller share: properties, keep alive, queues;
+//!   `controller_iterators`: its iterators.
 //! - `namespace_info`, `namespace_directory`: namespaces and their ANA states.
 //! - `host_acl`, `health`: access control ([`HostAcl`]); the node's part of the health log ([`HealthStatus`]).
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
@@ -32,6 +33,7 @@ mod command_slots;
 mod config;
 mod connection;
 mod controller;
+mod controller_iterators;
 mod counters;
 mod direct;
 mod error_log;
@@ -42,6 +44,7 @@ mod host_acl;
 mod identify;
 mod io_commands;
 mod io_request;
+mod iterator_commands;
 mod kv_commands;
 mod log_pages;
 mod namespace_directory;
@@ -58,7 +61,9 @@ pub use counters::{CounterSet, SharedCounters};
 pub use direct::{DirectBackend, DirectOperation, DirectStage, LongWay};
 pub use health::HealthStatus;
 pub use host_acl::HostAcl;
-pub use io_request::{IoRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode};
+pub use io_request::{
+    IoRequest, IteratorHandle, IteratorRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode,
+};
 pub use namespace_directory::{NamespaceExists, NamespaceSnapshot};
 pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind};
 pub use octokv_wire::SendBuffer;

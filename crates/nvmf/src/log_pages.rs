@@ -125,7 +125,7 @@ fn health_page(context: &AdminContext<'_>) -> HealthLog {
     log.spare_threshold = SPARE_THRESHOLD_PERCENT;
     log.units_read = number((counters.retrieved_bytes + counters.read_bytes).div_ceil(UNIT_BYTES));
     log.units_written = number((counters.stored_bytes + counters.written_bytes).div_ceil(UNIT_BYTES));
-    let reads = counters.retrieves + counters.lists + counters.exists;
+    let reads = counters.retrieves + counters.lists + counters.exists + counters.iterator_commands;
     log.reads = number(reads + counters.block_reads + counters.block_checks);
     log.writes = number(counters.stores + counters.deletes + counters.block_writes);
     log.busy_minutes = number(health.busy_seconds / 60);

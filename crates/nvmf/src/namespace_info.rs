@@ -21,6 +21,8 @@ pub enum NamespaceKind {
         key_bytes_max: u16,
         /// Where the engine wants key and value in the buffer of a Store.
         record_layout: RecordLayout,
+        /// Whether the engine has iterators.
+        has_iterators: bool,
     },
     /// NVM command set.
     Block {
@@ -38,6 +40,8 @@ pub struct KvLimits {
     pub key_bytes_max: u16,
     /// Where the engine wants key and value in the buffer of a Store.
     pub record_layout: RecordLayout,
+    /// Whether the engine has iterators.
+    pub has_iterators: bool,
 }
 
 /// The identity, limits and size of a namespace. Clones share `used_bytes`.
@@ -61,11 +65,12 @@ impl NamespaceInfo {
     /// The limits of a Key Value namespace; both 0 for a block namespace.
     pub fn key_value_limits(&self) -> KvLimits {
         match self.kind {
-            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max, record_layout } => {
-                KvLimits { value_bytes_max, key_bytes_max, record_layout }
+            NamespaceKind::KeyValue { value_bytes_max, key_bytes_max, record_layout, has_iterators } => {
+                KvLimits { value_bytes_max, key_bytes_max, record_layout, has_iterators }
             }
             NamespaceKind::Block { .. } => {
-                KvLimits { value_bytes_max: 0, key_bytes_max: 0, record_layout: RecordLayout::new(0) }
+                let record_layout = RecordLayout::new(0);
+                KvLimits { value_bytes_max: 0, key_bytes_max: 0, record_layout, has_iterators: false }
             }
         }
     }

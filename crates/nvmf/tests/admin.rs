@@ -37,7 +37,8 @@ fn identify_controller_has_the_fields_that_linux_and_spdk_require() {
     assert!(page.keep_alive_granularity.get() > 0 && page.sgl_support.get() & 3 != 0);
     assert!(page.subsystem.starts_with(NQN.as_bytes()));
     assert_eq!(page.vendor_capabilities().unwrap().key_bytes_max, 1024);
-    assert_eq!(page.vendor_capabilities().unwrap().features, vendor::FEATURE_LONG_KEYS);
+    let features = vendor::FEATURE_LONG_KEYS | vendor::FEATURE_ITERATORS;
+    assert_eq!(page.vendor_capabilities().unwrap().features, features);
 }
 
 #[test]

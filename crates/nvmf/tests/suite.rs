@@ -9,6 +9,7 @@ mod direct_path;
 mod discovery;
 mod handshake;
 mod io;
+mod iterators;
 mod nvm_commands;
 mod pdu_errors;
 mod reconfigure;

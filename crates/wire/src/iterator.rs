@@ -249,7 +249,7 @@ impl<'a> PairListWriter<'a> {
     }
 
     /// Writes the header, and gives the length of the list in bytes.
-    pub fn finish(self, is_end: bool) -> usize {
+    pub fn finish(&mut self, is_end: bool) -> usize {
         let flags = if is_end { FLAG_END } else { 0 };
         self.buffer[..4].copy_from_slice(&self.count.to_le_bytes());
         self.buffer[4..8].copy_from_slice(&flags.to_le_bytes());

@@ -38,6 +38,7 @@ pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
             value_bytes_max: config.value_bytes_max,
             key_bytes_max: config.key_bytes_max,
             record_layout: RECORD_LAYOUT,
+            has_iterators: false,
         },
         ana_group: 1,
     };

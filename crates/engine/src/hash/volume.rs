@@ -152,6 +152,7 @@ impl HashVolume {
             value_bytes_max: self.value_bytes_max(),
             capacity_bytes: self.capacity_bytes(),
             record_layout: record::LAYOUT,
+            has_iterators: false,
         }
     }
     pub(super) fn value_bytes_max(&self) -> usize {

@@ -14,12 +14,14 @@ use crate::command_slots::{CommandSlots, SlotState, Transfer};
 use crate::controller::ControllerType;
 use crate::io_commands;
 use crate::io_request::{IoRequest, RequestOperation};
+use crate::iterator_commands;
 use crate::namespace_info::NamespaceKind;
 use crate::subsystem::ConnectError;
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_wire::fabrics::{
     self, ATTRIBUTE_NO_FLOW_CONTROL, CONNECT_DATA_BYTES, ConnectResponse, UncheckedConnectData,
 };
+use octokv_wire::iterator::IteratorCommand;
 use octokv_wire::kv::KvCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
@@ -230,7 +232,8 @@ impl Connection {
             self.push_request(slot, namespace, operation, requests);
             return Ok(None);
         }
-        match io_commands::plan(checked) {
+        match io_commands::plan(checked, |command| self.plan_iterator(command, namespace, namespace_serial))?
+        {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
                 self.push_request(slot, namespace, operation, requests);
@@ -262,6 +265,25 @@ impl Connection {
                 Ok(stall)
             }
         }
+    }
+
+    /// The next step of a command over iterators.
+    ///
+    /// # Errors
+    /// The status with which it fails.
+    #[cold]
+    fn plan_iterator(
+        &self,
+        command: IteratorCommand,
+        namespace: NamespaceId,
+        namespace_serial: u64,
+    ) -> Result<CommandPlan, Status> {
+        let ConnectionState::Io(queue) = self.state() else {
+            unreachable!("an I/O command in {:?}", self.state())
+        };
+        let iterators_max = self.target.config().iterators_max;
+        let namespace = (namespace, namespace_serial);
+        iterator_commands::plan(command, &queue.controller, iterators_max, namespace, self.last_tick_at)
     }
 
     /// Submits a command whose data is complete in `data`, or returns the missing resource.

@@ -159,7 +159,7 @@ impl<'a, D: DirectBackend> DirectCommand<'a, D> for KeyCommand<'a> {
                 };
                 return Some(KeyCommand { key: CommandKey::Data(key), operation });
             }
-            IoCommand::Block(_) => return None,
+            IoCommand::Iterator(_) | IoCommand::Block(_) => return None,
         };
         Some(KeyCommand { key: CommandKey::Sqe(key), operation })
     }

@@ -83,6 +83,7 @@ fn namespace_of(kind: u8, id: u32) -> NamespaceInfo {
         0 => NamespaceKind::KeyValue {
             value_bytes_max: VALUE_BYTES_MAX,
             key_bytes_max: 64,
+            has_iterators: true,
             record_layout: RECORD_LAYOUT,
         },
         1 => NamespaceKind::Block { block_bytes: 512 },

@@ -2,7 +2,16 @@
 
 use super::*;
 use octokv_base::Lba;
-use octokv_nvmf::LbaRange;
+use octokv_nvmf::{IteratorHandle, IteratorRequest, LbaRange};
+use octokv_wire::iterator::{PairListWriter, buffer_bytes_for};
+use std::sync::Mutex;
+
+/// An iterator: a copy of what it yields, in its direction.
+struct TestIterator {
+    pairs: Vec<(Key, Vec<u8>)>,
+    reverse: bool,
+    next: Mutex<usize>,
+}
 
 /// The contents of all namespaces.
 #[derive(Default)]
@@ -86,6 +95,50 @@ impl MemoryEngine {
                 }
                 let bytes = list.used_bytes();
                 RequestOutcome::Listing { buffer, bytes }
+            }
+            RequestOperation::CreateIterator(request) => {
+                let IteratorRequest { lower, upper, reverse, keys_only } = *request;
+                let is_within = |key: &Key| *key >= lower && (upper.is_empty() || *key < upper);
+                let of_namespace =
+                    values.iter().filter(|((at, key), _)| *at == namespace.0 && is_within(key));
+                let mut pairs: Vec<_> = of_namespace
+                    .map(|((_, key), value)| {
+                        (key.clone(), if keys_only { Vec::new() } else { value.clone() })
+                    })
+                    .collect();
+                if reverse {
+                    pairs.reverse();
+                }
+                let iterator = TestIterator { pairs, reverse, next: Mutex::new(0) };
+                RequestOutcome::IteratorCreated(IteratorHandle(Arc::new(iterator)))
+            }
+            RequestOperation::SeekIterator { iterator, key } => {
+                let iterator: &TestIterator = iterator.0.downcast_ref().expect("one of ours");
+                let is_passed = |other: &Key| if iterator.reverse { *other > key } else { *other < key };
+                *iterator.next.lock().unwrap() =
+                    iterator.pairs.partition_point(|(other, _)| is_passed(other));
+                RequestOutcome::Sought
+            }
+            RequestOperation::NextPairs { iterator, limit_bytes, pairs_max } => {
+                let iterator: &TestIterator = iterator.0.downcast_ref().expect("one of ours");
+                let mut next = iterator.next.lock().unwrap();
+                let mut buffer = Buffer::zeroed(limit_bytes as usize);
+                let mut list = PairListWriter::new(&mut buffer, pairs_max).unwrap();
+                for (key, value) in &iterator.pairs[*next..] {
+                    if !list.has_space(key.len(), value.len()) {
+                        break;
+                    }
+                    list.push(key.as_bytes(), value);
+                }
+                let count = list.count();
+                *next += count as usize;
+                let is_end = *next == iterator.pairs.len();
+                if let Some((key, value)) = iterator.pairs.get(*next).filter(|_| count == 0) {
+                    let buffer_bytes = buffer_bytes_for(key.len(), value.len()) as u32;
+                    return RequestOutcome::PairTooLarge { buffer_bytes };
+                }
+                let bytes = list.finish(is_end);
+                RequestOutcome::Pairs { buffer, bytes, count, is_end }
             }
             other => unreachable!("not a Key Value operation: {other:?}"),
         }

@@ -43,6 +43,7 @@ pub fn namespace(id: u32) -> NamespaceInfo {
         kind: NamespaceKind::KeyValue {
             value_bytes_max: 2 << 20,
             key_bytes_max: 1024,
+            has_iterators: true,
             record_layout: RECORD_LAYOUT,
         },
         ana_group: 1,

@@ -1,0 +1,313 @@
+//! Iterators over an I/O queue: what they return, whose they are, and how they end.
+
+use crate::common::*;
+use octokv_base::{Key, NamespaceId, Nanos};
+use octokv_nvmf::{IteratorHandle, RequestOperation, RequestOutcome, SubsystemConfig};
+use octokv_wire::fabrics::property;
+use octokv_wire::iterator::{IteratorBounds, IteratorCommand, PairList};
+use octokv_wire::vendor::{FEATURE_ITERATORS, FEATURE_LONG_KEYS, VendorCapabilities};
+use octokv_wire::{Sgl, Status, identify};
+use std::sync::Arc;
+
+const OPEN: IteratorBounds<'static> = IteratorBounds { lower: &[], upper: &[] };
+
+/// Both queues of a host whose namespaces 1 and 2 have the keys "a" to "e".
+fn queue_with(config: SubsystemConfig) -> (TestHost, TestHost) {
+    let admin = TestHost::admin(&target_with(config));
+    let mut io = TestHost::io(&admin, 1);
+    for namespace in 1..=2 {
+        for (index, key) in (b'a'..=b'e').enumerate() {
+            let value = vec![key; 10 * (index + 1)];
+            io.engine.values.insert((namespace, Key::new(&[key]).unwrap()), value);
+        }
+    }
+    (admin, io)
+}
+
+fn queue() -> (TestHost, TestHost) {
+    queue_with(SubsystemConfig::new(NQN))
+}
+
+trait IteratorHost {
+    fn iterator(&mut self, command: IteratorCommand, data: &[u8]) -> CommandResponse;
+    fn create_on(&mut self, namespace: u32, bounds: IteratorBounds<'_>, reverse: bool) -> CommandResponse;
+    fn create(&mut self) -> u32;
+    fn next(&mut self, iterator: u32, pairs_max: u32) -> CommandResponse;
+}
+
+impl IteratorHost for TestHost {
+    fn iterator(&mut self, command: IteratorCommand, data: &[u8]) -> CommandResponse {
+        let id = self.id();
+        let mut sqe = command.encode(id, NSID);
+        sqe.sgl = match command {
+            IteratorCommand::Next { limit_bytes, .. } => Sgl::transport(limit_bytes),
+            _ => Sgl::in_capsule(data.len() as u32),
+        };
+        self.run(sqe, data)
+    }
+
+    fn create_on(&mut self, namespace: u32, bounds: IteratorBounds<'_>, reverse: bool) -> CommandResponse {
+        let data = bounds.encode();
+        let id = self.id();
+        let create = IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse, keys_only: false };
+        let mut sqe = create.encode(id, NamespaceId(namespace));
+        sqe.sgl = Sgl::in_capsule(data.len() as u32);
+        self.run(sqe, &data)
+    }
+
+    fn create(&mut self) -> u32 {
+        let created = self.create_on(1, OPEN, false);
+        assert_eq!(created.status(), Status::SUCCESS);
+        created.dw0()
+    }
+
+    fn next(&mut self, iterator: u32, pairs_max: u32) -> CommandResponse {
+        self.iterator(IteratorCommand::Next { iterator, limit_bytes: 4096, pairs_max }, &[])
+    }
+}
+
+/// The keys of a response, and whether it is the end, which DW1 says as well.
+fn keys(response: &CommandResponse) -> (String, bool) {
+    assert_eq!(response.status(), Status::SUCCESS);
+    let list = PairList::check(&response.data).unwrap();
+    assert_eq!((response.dw0(), response.cqe.dw1.get()), (list.count(), u32::from(list.is_end())));
+    for (key, value) in list.pairs() {
+        assert_eq!(value, vec![key[0]; 10 * usize::from(key[0] - b'a' + 1)]);
+    }
+    (list.pairs().map(|(key, _)| char::from(key[0])).collect(), list.is_end())
+}
+
+fn keys_are(response: &CommandResponse, want: &str, is_end: bool) {
+    assert_eq!(keys(response), (want.to_owned(), is_end));
+}
+
+#[test]
+fn pairs_come_in_order_some_at_a_time_up_to_the_end_and_in_both_directions() {
+    let (_admin, mut io) = queue();
+    let forward = io.create();
+    keys_are(&io.next(forward, 2), "ab", false);
+    // What is written meanwhile is not seen.
+    assert!(io.store(b"c2", b"new", 0).status().is_success());
+    keys_are(&io.next(forward, 2), "cd", false);
+    keys_are(&io.next(forward, 9), "e", true);
+    keys_are(&io.next(forward, 9), "", true);
+    let bounds = IteratorBounds { lower: b"b", upper: b"d" };
+    let reverse = io.create_on(2, bounds, true).dw0();
+    assert_ne!(reverse, forward);
+    assert!(io.next(reverse, 9).status().is(Status::UNKNOWN_ITERATOR), "of another namespace");
+    let mut sqe = IteratorCommand::Next { iterator: reverse, limit_bytes: 4096, pairs_max: 9 }
+        .encode(900, NamespaceId(2));
+    sqe.sgl = Sgl::transport(4096);
+    keys_are(&io.run(sqe, &[]), "cb", true);
+    let seek = IteratorCommand::Seek { iterator: forward, key_bytes: 2 };
+    assert_eq!(io.iterator(seek, b"bb").status(), Status::SUCCESS);
+    keys_are(&io.next(forward, 1), "c", false);
+}
+
+#[test]
+fn a_pair_longer_than_the_buffer_stays_and_its_length_is_told() {
+    let (_admin, mut io) = queue();
+    let iterator = io.create();
+    let small = IteratorCommand::Next { iterator, limit_bytes: 26, pairs_max: 9 };
+    let refused = io.iterator(small, &[]);
+    assert!(refused.status().is(Status::PAIR_TOO_LARGE));
+    assert_eq!((refused.dw0(), refused.data.len()), (27, 0));
+    let fitting = IteratorCommand::Next { iterator, limit_bytes: 27, pairs_max: 9 };
+    keys_are(&io.iterator(fitting, &[]), "a", false);
+    // The host's buffer limits it, whatever CDW10 says.
+    let mut sqe = IteratorCommand::Next { iterator, limit_bytes: 4096, pairs_max: 9 }.encode(900, NSID);
+    sqe.sgl = Sgl::transport(37);
+    keys_are(&io.run(sqe, &[]), "b", false);
+    sqe.sgl = Sgl::transport(7);
+    assert!(io.run(sqe, &[]).status().is(Status::INVALID_FIELD));
+    keys_are(&io.next(iterator, 9), "cde", true);
+}
+
+#[test]
+fn an_iterator_belongs_to_its_controller_and_any_of_its_queues() {
+    let (admin, mut io) = queue();
+    let iterator = io.create();
+    let mut second_queue = TestHost::io(&admin, 2);
+    keys_are(&second_queue.next(iterator, 1), "a", false);
+    let other = TestHost::admin(&admin.target);
+    let mut other_io = TestHost::io(&other, 1);
+    for command in [
+        IteratorCommand::Next { iterator, limit_bytes: 4096, pairs_max: 1 },
+        IteratorCommand::Destroy { iterator },
+        IteratorCommand::Next { iterator: 0, limit_bytes: 4096, pairs_max: 1 },
+    ] {
+        assert!(other_io.iterator(command, &[]).status().is(Status::UNKNOWN_ITERATOR), "{command:?}");
+    }
+    let seek = IteratorCommand::Seek { iterator, key_bytes: 1 };
+    assert!(other_io.iterator(seek, b"a").status().is(Status::UNKNOWN_ITERATOR));
+    keys_are(&io.next(iterator, 1), "b", false);
+    let destroy = IteratorCommand::Destroy { iterator };
+    assert_eq!(io.iterator(destroy, &[]).status(), Status::SUCCESS);
+    assert!(io.iterator(destroy, &[]).status().is(Status::UNKNOWN_ITERATOR));
+    assert!(second_queue.next(iterator, 1).status().is(Status::UNKNOWN_ITERATOR));
+}
+
+#[test]
+fn iterators_end_with_their_controller_its_reset_their_namespace_and_when_they_are_forgotten() {
+    let endings: [fn(&mut TestHost, &mut TestHost); 5] = [
+        |admin, _| admin.connection.peer_closed(),
+        |admin, _| admin.set_property(property::CC, 0),
+        |admin, _| drop(admin.target.remove_namespace(NSID)),
+        |admin, _| {
+            for _ in 0..1000 {
+                admin.advance_time(Nanos::from_millis(301));
+            }
+        },
+        |_, io| {
+            let destroy = IteratorCommand::Destroy { iterator: 1 };
+            assert_eq!(io.iterator(destroy, &[]).status(), Status::SUCCESS);
+        },
+    ];
+    for (index, end) in endings.iter().enumerate() {
+        let (mut admin, mut io) = queue();
+        // In place of the engine's, one whose owners can be counted.
+        let handle = IteratorHandle(Arc::new(()));
+        let data = OPEN.encode();
+        let create =
+            IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
+        let mut sqe = create.encode(1, NSID);
+        sqe.sgl = Sgl::in_capsule(data.len() as u32);
+        io.send_command(&sqe, &data);
+        let request = io.requests.pop().unwrap();
+        io.connection.complete(request.slot, RequestOutcome::IteratorCreated(handle.clone()));
+        io.drain();
+        assert_eq!(io.next_response().dw0(), 1);
+        assert_eq!(Arc::strong_count(&handle.0), 2, "the controller has it");
+        end(&mut admin, &mut io);
+        assert_eq!(Arc::strong_count(&handle.0), 1, "ending {index}");
+    }
+}
+
+#[test]
+fn an_iterator_that_is_used_does_not_expire() {
+    let (mut admin, mut io) = queue();
+    let iterator = io.create();
+    for key in ["a", "b", "c", "d"] {
+        for host in [&mut admin, &mut io] {
+            host.advance_time(Nanos::from_secs(200));
+        }
+        keys_are(&io.next(iterator, 1), key, false);
+    }
+    for host in [&mut admin, &mut io] {
+        host.advance_time(Nanos::from_secs(301));
+    }
+    assert!(io.next(iterator, 1).status().is(Status::UNKNOWN_ITERATOR));
+}
+
+#[test]
+fn an_iterator_that_is_created_while_its_controller_or_namespace_ends_does_not_stay() {
+    let endings: [fn(&mut TestHost); 2] =
+        [|admin| admin.connection.peer_closed(), |admin| drop(admin.target.remove_namespace(NSID))];
+    for end in endings {
+        let (mut admin, mut io) = queue();
+        let handle = IteratorHandle(Arc::new(()));
+        let data = OPEN.encode();
+        let create =
+            IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
+        let mut sqe = create.encode(1, NSID);
+        sqe.sgl = Sgl::in_capsule(data.len() as u32);
+        io.send_command(&sqe, &data);
+        let request = io.requests.pop().unwrap();
+        end(&mut admin);
+        // The identifier may have another namespace by then.
+        let _ = admin.target.add_namespace(namespace(1));
+        io.connection.complete(request.slot, RequestOutcome::IteratorCreated(handle.clone()));
+        assert_eq!(Arc::strong_count(&handle.0), 1);
+    }
+}
+
+#[test]
+fn there_are_as_many_iterators_as_configured_whenever_they_are_created() {
+    let (_admin, mut io) = queue_with(SubsystemConfig { iterators_max: 2, ..SubsystemConfig::new(NQN) });
+    let first = io.create();
+    // Two are being created at once, and one has no place.
+    let data = OPEN.encode();
+    let create =
+        IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
+    for id in [900, 901] {
+        let mut sqe = create.encode(id, NSID);
+        sqe.sgl = Sgl::in_capsule(data.len() as u32);
+        io.send_command(&sqe, &data);
+    }
+    assert_eq!(io.requests.len(), 2);
+    io.execute_requests();
+    assert_eq!(io.next_response().status(), Status::SUCCESS);
+    assert!(io.next_response().status().is(Status::TOO_MANY_ITERATORS));
+    assert!(io.create_on(1, OPEN, false).status().is(Status::TOO_MANY_ITERATORS));
+    assert_eq!(io.iterator(IteratorCommand::Destroy { iterator: first }, &[]).status(), Status::SUCCESS);
+    assert_ne!(io.create(), first);
+}
+
+#[test]
+fn bounds_and_keys_that_are_wrong_fail_and_reach_no_engine() {
+    let (_admin, mut io) = queue();
+    let reversed = IteratorBounds { lower: b"d", upper: b"b" };
+    assert!(io.create_on(1, reversed, false).status().is(Status::INVALID_FIELD));
+    let create = IteratorCommand::Create { bounds_bytes: 4, reverse: false, keys_only: false };
+    assert!(io.iterator(create, &[1, 0, 0, 0]).status().is(Status::INVALID_FIELD), "longer than the data");
+    assert!(io.iterator(create, &[1, 0]).status().is(Status::INVALID_SGL_LENGTH));
+    let iterator = io.create();
+    let seek = IteratorCommand::Seek { iterator, key_bytes: 4 };
+    assert!(io.iterator(seek, b"ab").status().is(Status::INVALID_SGL_LENGTH));
+    keys_are(&io.next(iterator, 9), "abcde", true);
+}
+
+#[test]
+fn bounds_may_be_sent_on_request() {
+    let (_admin, mut io) = queue();
+    let data = IteratorBounds { lower: b"d", upper: &[] }.encode();
+    let create =
+        IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
+    let mut sqe = create.encode(900, NSID);
+    sqe.sgl = Sgl::transport(data.len() as u32);
+    io.send_command(&sqe, &[]);
+    io.send_requested_data(&data, 3);
+    io.execute_requests();
+    let iterator = io.next_response().dw0();
+    keys_are(&io.next(iterator, 9), "de", true);
+}
+
+#[test]
+fn a_failure_of_the_engine_has_the_status_of_a_read() {
+    let (_admin, mut io) = queue();
+    let iterator = io.create();
+    for (outcome, status) in [
+        (RequestOutcome::Unrecovered, Status::KV_UNRECOVERED_ERROR),
+        (RequestOutcome::Busy, Status::COMMAND_INTERRUPTED),
+        (RequestOutcome::NotReady, Status::NAMESPACE_NOT_READY),
+    ] {
+        let mut sqe = IteratorCommand::Next { iterator, limit_bytes: 64, pairs_max: 1 }.encode(900, NSID);
+        sqe.sgl = Sgl::transport(64);
+        io.send_command(&sqe, &[]);
+        let request = io.requests.pop().unwrap();
+        assert!(matches!(request.operation, RequestOperation::NextPairs { pairs_max: 1, .. }));
+        io.connection.complete(request.slot, outcome);
+        io.drain();
+        assert!(io.next_response().status().is(status));
+    }
+    keys_are(&io.next(iterator, 9), "abcde", true);
+}
+
+#[test]
+fn a_controller_reports_iterators_if_a_namespace_has_them() {
+    let features = |admin: &mut TestHost| {
+        let page = admin.identify(identify::cns::CONTROLLER, 0, 0).data;
+        VendorCapabilities::decode(page[3072..3088].try_into().unwrap()).unwrap().features
+    };
+    let (mut admin, _) = queue();
+    assert_eq!(features(&mut admin), FEATURE_LONG_KEYS | FEATURE_ITERATORS);
+    let mut info = namespace(1);
+    if let octokv_nvmf::NamespaceKind::KeyValue { has_iterators, .. } = &mut info.kind {
+        *has_iterators = false;
+    }
+    let without = octokv_nvmf::Target::new(SubsystemConfig::new(NQN), vec![info]);
+    let mut admin = TestHost::admin(&without);
+    let mut io = TestHost::io(&admin, 1);
+    assert_eq!(features(&mut admin), FEATURE_LONG_KEYS);
+    assert!(io.create_on(1, OPEN, false).status().is(Status::INVALID_OPCODE));
+}
