@@ -75,7 +75,11 @@ pub(crate) fn encode<'a>(
         | Command::Retrieve { .. }
         | Command::Delete { .. }
         | Command::Exist { .. }
-        | Command::List { .. } => Err(Error::NotKvNamespace),
+        | Command::List { .. }
+        | Command::CreateIterator { .. }
+        | Command::NextPairs { .. }
+        | Command::SeekIterator { .. }
+        | Command::DestroyIterator { .. } => Err(Error::NotKvNamespace),
         // Encoded by the caller: both command sets share it.
         Command::Flush => Ok(entry(nvm::NvmCommand::Flush, CommandKind::Flush, 0)),
     }

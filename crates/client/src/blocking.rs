@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
 use crate::error::Error;
+use crate::scan::{Pair, Scan, ScanOptions};
 use octokv_wire::kv::StoreMode;
 use std::pin::pin;
 use std::sync::Arc;
@@ -32,6 +33,32 @@ fn block_on<F: Future>(future: F) -> F::Output {
             Poll::Ready(output) => return output,
             Poll::Pending => std::thread::park(),
         }
+    }
+}
+
+/// A scan whose pairs are waited for. An iterator: it goes on after an error, and ends behind the last pair.
+pub struct BlockingScan(Scan);
+
+impl BlockingScan {
+    /// The number of snapshots ([`Scan::snapshots`]).
+    pub fn snapshots(&self) -> u32 {
+        self.0.snapshots()
+    }
+
+    /// Moves the scan ([`Scan::seek`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn seek(&mut self, key: &[u8]) -> Result<(), Error> {
+        block_on(self.0.seek(key))
+    }
+}
+
+impl Iterator for BlockingScan {
+    type Item = Result<Pair, Error>;
+
+    fn next(&mut self) -> Option<Result<Pair, Error>> {
+        block_on(self.0.next()).transpose()
     }
 }
 
@@ -103,6 +130,14 @@ impl BlockingClient {
     /// As [`crate::Client::list`].
     pub fn list(&self, start: &[u8], limit: usize) -> Result<Vec<Vec<u8>>, Error> {
         block_on(self.0.list(start, limit))
+    }
+
+    /// A scan of the pairs of a range of keys, in order, as they are now.
+    ///
+    /// # Errors
+    /// As [`crate::Client::scan`].
+    pub fn scan(&self, options: ScanOptions) -> Result<BlockingScan, Error> {
+        block_on(self.0.scan(options)).map(BlockingScan)
     }
 
     /// Makes all acknowledged writes durable.

@@ -238,8 +238,13 @@ impl Client {
         if bytes.is_empty() { Err(bad) } else { Key::new(bytes).ok_or(bad) }
     }
 
-    async fn submit(&self, command: OwnedCommand) -> Result<Response, Error> {
+    pub(crate) async fn submit(&self, command: OwnedCommand) -> Result<Response, Error> {
         self.0.shared.submit(command).await
+    }
+
+    /// Submits a command whose response does not matter.
+    pub(crate) fn submit_and_forget(&self, command: OwnedCommand) {
+        drop(self.0.shared.submit(command));
     }
 }
 

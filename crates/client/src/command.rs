@@ -4,8 +4,10 @@
 //! [`Response`] ([`crate::completion`]). A command that is not of the namespace's command set fails before it is sent.
 
 use crate::controller_info::ControllerInfo;
+use crate::error::Error;
 use octokv_base::{Buffer, Key, Lba};
 use octokv_wire::Sqe;
+use octokv_wire::iterator;
 use octokv_wire::kv::StoreMode;
 use octokv_wire::nvm::LbaRange;
 use std::fmt;
@@ -39,6 +41,15 @@ impl Value<'_> {
             Value::Buffer { buffer, from, to } => &buffer[*from..*to],
         }
     }
+}
+
+/// An iterator of the node. It ends with the connection on which it was created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteIterator {
+    /// Its identifier at the controller.
+    pub(crate) id: u32,
+    /// The connection epoch of its creation: later, the identifier may be another iterator's.
+    pub(crate) connection_epoch: u64,
 }
 
 /// One command of a caller.
@@ -76,6 +87,38 @@ pub enum Command<'a> {
         start: Key,
         /// Maximum length of the list, in bytes.
         limit_bytes: u32,
+    },
+    /// Creates an iterator over the namespace as it is now.
+    CreateIterator {
+        /// Lowest key; empty for no bound.
+        lower: Key,
+        /// Key below which all keys are; empty for no bound.
+        upper: Key,
+        /// Whether the highest key comes first.
+        reverse: bool,
+        /// Whether values are left out.
+        keys_only: bool,
+    },
+    /// Reads the next pairs of an iterator.
+    NextPairs {
+        /// The iterator.
+        iterator: RemoteIterator,
+        /// Maximum length of the pairs with their headers, in bytes.
+        limit_bytes: u32,
+        /// Maximum number of pairs, at least 1.
+        pairs_max: u32,
+    },
+    /// Moves an iterator to the first key from `key` on, in its direction.
+    SeekIterator {
+        /// The iterator.
+        iterator: RemoteIterator,
+        /// Key; it need not exist.
+        key: Key,
+    },
+    /// Ends an iterator.
+    DestroyIterator {
+        /// The iterator.
+        iterator: RemoteIterator,
     },
     /// Makes all acknowledged writes durable, in a namespace of either command set.
     Flush,
@@ -124,6 +167,22 @@ pub enum Command<'a> {
 }
 
 impl Command<'_> {
+    /// Checks that the command may be submitted in a connection epoch: in another one, the identifier of its iterator may be
+    /// another iterator's.
+    #[inline]
+    pub(crate) fn check_epoch(&self, connection_epoch: u64) -> Result<(), Error> {
+        match self {
+            Command::NextPairs { iterator, .. }
+            | Command::SeekIterator { iterator, .. }
+            | Command::DestroyIterator { iterator }
+                if iterator.connection_epoch != connection_epoch =>
+            {
+                Err(Error::UnknownIterator)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Upper bound of the buffer memory that the command occupies while in flight, in bytes: its data, or the longest
     /// data of its response.
     pub(crate) fn buffer_bytes(&self, info: &ControllerInfo) -> usize {
@@ -133,13 +192,20 @@ impl Command<'_> {
             Command::Retrieve { limit_bytes, .. } | Command::List { limit_bytes, .. } => {
                 of_value_max(*limit_bytes)
             }
+            Command::NextPairs { limit_bytes, .. } => (*limit_bytes).min(info.pairs_bytes_max()) as usize,
+            Command::CreateIterator { lower, upper, .. } => {
+                iterator::BOUNDS_HEADER_BYTES + lower.len() + upper.len()
+            }
             Command::Write { data, .. } | Command::Compare { data, .. } => data.bytes().len(),
             Command::Read { range, .. } => {
                 info.blocks.map_or(0, |blocks| blocks.block_bytes as usize * range.blocks as usize)
             }
             Command::Deallocate { ranges } => std::mem::size_of_val(*ranges),
-            Command::Delete { key } | Command::Exist { key } => key.len(),
-            Command::Flush | Command::WriteZeroes { .. } | Command::Verify { .. } => 0,
+            Command::Delete { key } | Command::Exist { key } | Command::SeekIterator { key, .. } => key.len(),
+            Command::DestroyIterator { .. }
+            | Command::Flush
+            | Command::WriteZeroes { .. }
+            | Command::Verify { .. } => 0,
         }
     }
 }
@@ -207,6 +273,15 @@ pub enum Response {
         /// The list.
         list: ResponseData,
     },
+    /// The iterator is created.
+    IteratorCreated(RemoteIterator),
+    /// Pairs of an iterator, to be read with [`octokv_wire::iterator::PairList`].
+    Pairs {
+        /// The pairs.
+        pairs: ResponseData,
+    },
+    /// The iterator is moved, or ended.
+    IteratorChanged,
     /// All acknowledged writes are durable.
     Flushed,
     /// The key does not exist.
@@ -256,6 +331,12 @@ pub enum CommandKind {
     },
     /// [`Command::List`].
     List,
+    /// [`Command::CreateIterator`].
+    CreateIterator,
+    /// [`Command::NextPairs`].
+    NextPairs,
+    /// [`Command::SeekIterator`] or [`Command::DestroyIterator`].
+    ChangeIterator,
     /// [`Command::Flush`].
     Flush,
     /// Asynchronous Event Request. It has no deadline.
@@ -294,16 +375,22 @@ impl CommandKind {
             | CommandKind::Retrieve { .. }
             | CommandKind::Delete
             | CommandKind::Exist { .. }
-            | CommandKind::List => false,
+            | CommandKind::List
+            | CommandKind::CreateIterator
+            | CommandKind::NextPairs
+            | CommandKind::ChangeIterator => false,
         }
     }
 
-    /// Whether executing it twice is safe: it changes nothing.
+    /// Whether executing it twice is safe: it changes nothing, or only what ends with the connection.
     pub fn is_retryable(self) -> bool {
         match self {
             CommandKind::Retrieve { .. }
             | CommandKind::Exist { .. }
             | CommandKind::List
+            | CommandKind::CreateIterator
+            | CommandKind::NextPairs
+            | CommandKind::ChangeIterator
             | CommandKind::Flush => true,
             CommandKind::Read { .. } | CommandKind::Compare | CommandKind::Verify => true,
             CommandKind::Store

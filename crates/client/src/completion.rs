@@ -2,7 +2,7 @@
 //!
 //! In: a completion queue entry with the data received before it. Out: a [`Response`], or the [`Error`] of its status.
 
-use crate::command::{CommandKind, Response, ResponseData};
+use crate::command::{CommandKind, RemoteIterator, Response, ResponseData};
 use crate::error::Error;
 use octokv_base::Buffer;
 use octokv_wire::{Cqe, Status};
@@ -35,19 +35,19 @@ pub struct AbortedCommand {
     pub sent: bool,
 }
 
-/// The response of a completion.
+/// The response of a completion, received in a connection epoch.
 ///
 /// # Errors
 /// The error of the node's status; [`Error::DataDigest`] or [`Error::DataLength`] if the received data is
 /// wrong.
-pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error> {
+pub fn decode_response(completion: CommandCompletion, connection_epoch: u64) -> Result<Response, Error> {
     let CommandCompletion { kind, cqe, data, digest_ok, host_buffer, .. } = completion;
     let (status, dw0) = (cqe.status(), cqe.dw0.get());
     if kind.is_block_command() && (is_transient(status) || (status.is_success() && !digest_ok)) {
         return Ok(Response::Retry { buffer: host_buffer.or(data.into_raw_buffer()) });
     }
     if !status.is_success() {
-        return decode_error_status(kind, status);
+        return decode_error_status(kind, status, dw0);
     }
     if !digest_ok {
         return Err(Error::DataDigest);
@@ -66,6 +66,11 @@ pub fn decode_response(completion: CommandCompletion) -> Result<Response, Error>
             Response::Exists { value_bytes: returns_length.then_some(dw0) }
         }
         CommandKind::List => Response::Keys { list: data },
+        CommandKind::CreateIterator => {
+            Response::IteratorCreated(RemoteIterator { id: dw0, connection_epoch })
+        }
+        CommandKind::NextPairs => Response::Pairs { pairs: data },
+        CommandKind::ChangeIterator => Response::IteratorChanged,
         CommandKind::Flush | CommandKind::Internal | CommandKind::AsyncEvent => Response::Flushed,
         CommandKind::Read { bytes } if data.len() as u32 != bytes => {
             return Err(Error::DataLength { expected_bytes: bytes, received_bytes: data.len() as u32 });
@@ -83,7 +88,7 @@ fn is_transient(status: Status) -> bool {
     transient.into_iter().any(|transient| status.is(transient))
 }
 
-fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Error> {
+fn decode_error_status(kind: CommandKind, status: Status, dw0: u32) -> Result<Response, Error> {
     let plain = Status::new(status.code_type(), status.code());
     if kind.is_block_command() {
         // The codes from 80h have other meanings than in the Key Value command set.
@@ -100,6 +105,9 @@ fn decode_error_status(kind: CommandKind, status: Status) -> Result<Response, Er
         Status::NAMESPACE_NOT_READY | Status::COMMAND_INTERRUPTED => Error::Busy,
         Status::KV_UNRECOVERED_ERROR | Status::MEDIA_UNRECOVERED_READ => Error::UnrecoveredRead,
         Status::TRANSIENT_TRANSPORT_ERROR => Error::DataDigest,
+        Status::UNKNOWN_ITERATOR => Error::UnknownIterator,
+        Status::TOO_MANY_ITERATORS => Error::TooManyIterators,
+        Status::PAIR_TOO_LARGE => Error::PairTooLarge { buffer_bytes: dw0 },
         _ => Error::Status(status),
     })
 }
@@ -119,14 +127,14 @@ mod tests {
             host_buffer: None,
         };
         let of =
-            |status: Status| decode_response(completion(CommandKind::Store, Cqe::new(0, 0, status, 0, 0)));
+            |status: Status| decode_response(completion(CommandKind::Store, Cqe::new(0, 0, status, 0, 0)), 1);
         assert!(matches!(of(Status::SUCCESS), Ok(Response::Stored)));
         assert!(matches!(of(Status::KV_KEY_DOES_NOT_EXIST.do_not_retry()), Ok(Response::NotFound)));
         assert!(matches!(of(Status::KV_KEY_EXISTS), Ok(Response::AlreadyExists)));
         assert_eq!(of(Status::KV_CAPACITY_EXCEEDED).unwrap_err(), Error::CapacityExceeded);
         assert_eq!(of(Status::INVALID_FIELD).unwrap_err(), Error::Status(Status::INVALID_FIELD));
         let cqe = Cqe::new(0, 0, Status::SUCCESS, 10, 0);
-        let short = decode_response(completion(CommandKind::Retrieve { limit_bytes: 100 }, cqe));
+        let short = decode_response(completion(CommandKind::Retrieve { limit_bytes: 100 }, cqe), 1);
         assert_eq!(short.unwrap_err(), Error::DataLength { expected_bytes: 10, received_bytes: 0 });
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::error::ConnectionError;
 use octokv_wire::identify;
+use octokv_wire::iterator;
 use octokv_wire::queue_entry::event;
 use octokv_wire::vendor::{self, VendorCapabilities};
 use octokv_wire::{kv, nvm};
@@ -167,6 +168,18 @@ impl ControllerInfo {
     pub fn supports_long_keys(&self) -> bool {
         let has_feature = |it: &VendorCapabilities| it.features & vendor::FEATURE_LONG_KEYS != 0;
         self.vendor_capabilities.as_ref().is_some_and(has_feature) && self.capsule_data_bytes >= 1024
+    }
+
+    /// Whether the namespaces of the node may have iterators.
+    pub fn supports_iterators(&self) -> bool {
+        let has_feature = |it: &VendorCapabilities| it.features & vendor::FEATURE_ITERATORS != 0;
+        self.vendor_capabilities.as_ref().is_some_and(has_feature)
+    }
+
+    /// Maximum length of the pairs of one command, in bytes: one pair of any key and value has room.
+    pub fn pairs_bytes_max(&self) -> u32 {
+        let bytes = iterator::buffer_bytes_for(octokv_base::KEY_BYTES_MAX, self.value_bytes_max() as usize);
+        u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
     /// Maximum key of a standard command, in bytes.

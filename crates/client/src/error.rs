@@ -88,6 +88,21 @@ pub enum Error {
     /// The node cannot read the data from its device.
     #[error("the data cannot be read back from its device")]
     UnrecoveredRead,
+    /// The node has no iterators.
+    #[error("the node has no iterators: its engine has no order of keys")]
+    NoIterators,
+    /// The iterator does not exist any more: it expired, or the connection on which it was created was lost.
+    #[error("the iterator does not exist any more")]
+    UnknownIterator,
+    /// The node has as many iterators of this host as it allows.
+    #[error("too many iterators")]
+    TooManyIterators,
+    /// The next pair is longer than the limit of the command.
+    #[error("the next pair takes {buffer_bytes} B, more than the command allows")]
+    PairTooLarge {
+        /// Limit with room for it, in bytes.
+        buffer_bytes: u32,
+    },
     /// The data digest does not match the received data.
     #[error("data digest mismatch")]
     DataDigest,

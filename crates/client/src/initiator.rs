@@ -166,6 +166,7 @@ impl Initiator {
     /// If no slot is free. REQUIRES: [`Initiator::free_slots`] is not 0.
     #[inline]
     pub fn submit(&mut self, now: Nanos, command: Command<'_>, token: u64) -> Result<(), Error> {
+        command.check_epoch(self.connection_epoch)?;
         let encoded = EncodedCommand::new(command, self.config.namespace, &self.controller_info)?;
         let count = self.queues.len() - 1;
         let index =
@@ -191,6 +192,7 @@ impl Initiator {
         command: Command<'_>,
         token: u64,
     ) -> Result<(), Error> {
+        command.check_epoch(self.connection_epoch)?;
         let encoded = EncodedCommand::new(command, self.config.namespace, &self.controller_info)?;
         let deadline = now + self.config.command_timeout;
         self.queues[1 + queue].submit(encoded, token, deadline, &self.pool);
@@ -219,11 +221,11 @@ impl Initiator {
             // The connection is about to be closed: discard its bytes.
             return bytes.len();
         }
-        let Initiator { queues, pool, internal_events, .. } = self;
+        let Initiator { queues, pool, internal_events, connection_epoch, .. } = self;
         let Some(queue_pair) = queues.get_mut(usize::from(queue)) else { return bytes.len() };
         let result = queue_pair.receive(bytes, pool, &mut |event| match event {
             QueueEvent::Completed(completion) if !completion.kind.is_internal() => {
-                sink(completion.token, decode_response(completion))
+                sink(completion.token, decode_response(completion, *connection_epoch))
             }
             internal_event => internal_events.push(internal_event),
         });

@@ -10,7 +10,7 @@
 //! never retried; a command waits at most the command timeout for a connection. The inbox is unbounded: each caller that
 //! awaits its response adds at most one command.
 
-use crate::command::{Command, Response, Value};
+use crate::command::{Command, RemoteIterator, Response, Value};
 use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
 use crate::error::{ConnectionError, Error, SubmitError};
@@ -37,6 +37,10 @@ pub(crate) enum OwnedCommand {
     Delete { key: Key },
     Exist { key: Key },
     List { start: Key, limit_bytes: u32 },
+    CreateIterator { lower: Key, upper: Key, reverse: bool, keys_only: bool },
+    NextPairs { iterator: RemoteIterator, limit_bytes: u32, pairs_max: u32 },
+    SeekIterator { iterator: RemoteIterator, key: Key },
+    DestroyIterator { iterator: RemoteIterator },
     Flush,
     Read { range: LbaRange },
     Write { lba: Lba, data: Arc<[u8]>, force_unit_access: bool },
@@ -52,6 +56,14 @@ impl OwnedCommand {
             OwnedCommand::Delete { key } => Command::Delete { key },
             OwnedCommand::Exist { key } => Command::Exist { key },
             OwnedCommand::List { start, limit_bytes } => Command::List { start, limit_bytes },
+            OwnedCommand::CreateIterator { lower, upper, reverse, keys_only } => {
+                Command::CreateIterator { lower, upper, reverse, keys_only }
+            }
+            OwnedCommand::NextPairs { iterator, limit_bytes, pairs_max } => {
+                Command::NextPairs { iterator, limit_bytes, pairs_max }
+            }
+            OwnedCommand::SeekIterator { iterator, key } => Command::SeekIterator { iterator, key },
+            OwnedCommand::DestroyIterator { iterator } => Command::DestroyIterator { iterator },
             OwnedCommand::Flush => Command::Flush,
             OwnedCommand::Read { range } => Command::Read { range, buffer: None },
             OwnedCommand::Write { lba, data, force_unit_access } => {

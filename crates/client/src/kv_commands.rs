@@ -7,6 +7,7 @@ use crate::command::{Command, CommandKind, EncodedCommand, Value};
 use crate::controller_info::ControllerInfo;
 use crate::error::Error;
 use octokv_base::{Key, NamespaceId, ShortKey};
+use octokv_wire::iterator::{IteratorBounds, IteratorCommand};
 use octokv_wire::kv::{self, StoreMode, StoreOptions};
 use octokv_wire::vendor;
 
@@ -59,6 +60,36 @@ pub(crate) fn encode<'a>(
             let command = kv::KvCommand::List { start, limit_bytes };
             Ok(encode_standard(&command, CommandKind::List, limit_bytes, namespace))
         }
+        Command::CreateIterator { lower, upper, reverse, keys_only } => {
+            check_iterators(info)?;
+            check_bound(&lower, info)?;
+            check_bound(&upper, info)?;
+            let bounds = IteratorBounds { lower: lower.as_bytes(), upper: upper.as_bytes() }.encode();
+            let bounds_bytes = bounds.len() as u16;
+            let command = IteratorCommand::Create { bounds_bytes, reverse, keys_only };
+            let encoded = encode_iterator(&command, CommandKind::CreateIterator, 0, namespace);
+            Ok(EncodedCommand { value: Some(Value::Shared(bounds.into())), ..encoded })
+        }
+        Command::NextPairs { iterator, limit_bytes, pairs_max } => {
+            check_iterators(info)?;
+            let limit_bytes = limit_bytes.min(info.pairs_bytes_max());
+            let command = IteratorCommand::Next { iterator: iterator.id, limit_bytes, pairs_max };
+            Ok(encode_iterator(&command, CommandKind::NextPairs, limit_bytes, namespace))
+        }
+        Command::SeekIterator { iterator, key } => {
+            check_iterators(info)?;
+            if key.is_empty() {
+                return Err(Error::KeyLength { have: 0, max: info.key_bytes_max() });
+            }
+            check_bound(&key, info)?;
+            let command = IteratorCommand::Seek { iterator: iterator.id, key_bytes: key.len() as u16 };
+            let encoded = encode_iterator(&command, CommandKind::ChangeIterator, 0, namespace);
+            Ok(EncodedCommand { key: Some(key), ..encoded })
+        }
+        Command::DestroyIterator { iterator } => {
+            let command = IteratorCommand::Destroy { iterator: iterator.id };
+            Ok(encode_iterator(&command, CommandKind::ChangeIterator, 0, namespace))
+        }
         Command::Flush => Ok(encode_standard(&kv::KvCommand::Flush, CommandKind::Flush, 0, namespace)),
         Command::Read { .. }
         | Command::Write { .. }
@@ -67,6 +98,24 @@ pub(crate) fn encode<'a>(
         | Command::Deallocate { .. }
         | Command::Verify { .. } => Err(Error::NotBlockNamespace),
     }
+}
+
+fn check_iterators(info: &ControllerInfo) -> Result<(), Error> {
+    if info.supports_iterators() { Ok(()) } else { Err(Error::NoIterators) }
+}
+
+fn check_bound(key: &Key, info: &ControllerInfo) -> Result<(), Error> {
+    let (have, max) = (key.len(), info.key_bytes_max());
+    if have > max { Err(Error::KeyLength { have, max }) } else { Ok(()) }
+}
+
+fn encode_iterator<'a>(
+    command: &IteratorCommand,
+    kind: CommandKind,
+    response_bytes_max: u32,
+    namespace: NamespaceId,
+) -> EncodedCommand<'a> {
+    EncodedCommand::without_data(command.encode(0, namespace), kind, response_bytes_max)
 }
 
 /// The key as the standard commands carry it; `None` if it is too long for them.

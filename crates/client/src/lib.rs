@@ -30,6 +30,7 @@
 //! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
 //! - [`bug_injection`]: injected bugs, which the tests must detect.
 //! - `io_thread`: the I/O thread of a [`Client`], which retries commands that are safe to retry.
+//! - [`scan`]: a range of keys in order, over one snapshot or, after a lost connection, several.
 //! - [`client`], [`blocking`]: async and blocking interface.
 
 mod block_commands;
@@ -53,13 +54,14 @@ pub mod peer_session;
 pub mod poll_group;
 pub mod queue_pair;
 pub mod remote_device;
+pub mod scan;
 pub mod session;
 mod session_io;
 pub mod url;
 
-pub use blocking::BlockingClient;
+pub use blocking::{BlockingClient, BlockingScan};
 pub use client::Client;
-pub use command::{Command, Response, Value};
+pub use command::{Command, RemoteIterator, Response, Value};
 pub use config::{ClientConfig, Reconnect};
 pub use controller_info::{BlockInfo, ControllerInfo};
 pub use error::{ConnectionError, Error, SubmitError};
@@ -67,6 +69,7 @@ pub use octokv_wire::kv::StoreMode;
 pub use peer_session::{PeerConfig, PeerSession};
 pub use poll_group::{ConnectPeerError, PEERS_MAX, PollGroup};
 pub use remote_device::{RemoteDevice, RemoteSession};
+pub use scan::{Pair, Scan, ScanOptions};
 pub use session::Session;
 pub use url::Url;
 

@@ -15,15 +15,15 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
-struct Server {
-    address: SocketAddr,
+pub struct Server {
+    pub address: SocketAddr,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    store: Arc<Mutex<MapStore>>,
+    pub store: Arc<Mutex<MapStore>>,
 }
 
 impl Server {
-    fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<MapStore>>) -> Server {
+    pub fn start(at: &str, target: Arc<Target>, store: Arc<Mutex<MapStore>>) -> Server {
         let (address_sender, address_receiver) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let (at, thread_stop, shared) = (at.parse().unwrap(), Arc::clone(&stop), Arc::clone(&store));
@@ -33,7 +33,7 @@ impl Server {
         Server { address, stop, thread: Some(thread), store }
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("nvme+tcp://{}/{NQN}?nsid=1", self.address)
     }
 }
@@ -102,7 +102,7 @@ fn serve(
     }
 }
 
-fn server() -> Server {
+pub fn server() -> Server {
     Server::start("127.0.0.1:0", target(|_| {}), Arc::default())
 }
 

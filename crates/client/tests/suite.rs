@@ -7,4 +7,5 @@ mod nvmf_target;
 mod peer_session;
 mod queue_pair;
 mod remote_device;
+mod scan;
 mod support;

@@ -7,17 +7,18 @@ pub mod block_node;
 use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, Prng, RecordLayout};
 use octokv_client::{ClientConfig, Command, Error, Response, Session, StoreMode, Value};
 use octokv_nvmf::{
-    Connection, IoRequest, NamespaceInfo, NamespaceKind, RequestOperation, RequestOutcome, SubsystemConfig,
-    Target,
+    Connection, IoRequest, IteratorHandle, IteratorRequest, NamespaceInfo, NamespaceKind, RequestOperation,
+    RequestOutcome, SubsystemConfig, Target,
 };
 use octokv_runtime::{DetachedSocket, ListenerId, ReceiveStatus, SendStatus, SocketId, Sockets};
+use octokv_wire::iterator::{PairListWriter, buffer_bytes_for};
 use octokv_wire::kv::KeyListWriter;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 pub const NQN: &str = "nqn.2026-11.io.octokv:node";
 const RECORD_LAYOUT: RecordLayout = RecordLayout::new(48);
@@ -38,11 +39,18 @@ pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
             value_bytes_max: config.value_bytes_max,
             key_bytes_max: config.key_bytes_max,
             record_layout: RECORD_LAYOUT,
-            has_iterators: false,
+            has_iterators: true,
         },
         ana_group: 1,
     };
     Target::new(config, vec![namespace])
+}
+
+/// An iterator: a copy of what it yields, in its direction.
+struct MapIterator {
+    pairs: Vec<(Vec<u8>, Vec<u8>)>,
+    reverse: bool,
+    next: Mutex<usize>,
 }
 
 /// An engine of one sorted map that completes at once.
@@ -106,6 +114,51 @@ impl MapStore {
                 }
                 let bytes = list.used_bytes();
                 RequestOutcome::Listing { buffer, bytes }
+            }
+            RequestOperation::CreateIterator(request) => {
+                let IteratorRequest { lower, upper, reverse, keys_only } = *request;
+                let is_within =
+                    |key: &[u8]| key >= lower.as_bytes() && (upper.is_empty() || key < upper.as_bytes());
+                let within = self.values.iter().filter(|(key, _)| is_within(key));
+                let value_of = |value: &Vec<u8>| if keys_only { Vec::new() } else { value.clone() };
+                let mut pairs: Vec<_> = within.map(|(key, value)| (key.clone(), value_of(value))).collect();
+                if reverse {
+                    pairs.reverse();
+                }
+                let iterator = MapIterator { pairs, reverse, next: Mutex::new(0) };
+                RequestOutcome::IteratorCreated(IteratorHandle(Arc::new(iterator)))
+            }
+            RequestOperation::SeekIterator { iterator, key } => {
+                let iterator: &MapIterator = iterator.0.downcast_ref().unwrap();
+                let key = key.as_bytes();
+                let is_passed = |other: &[u8]| if iterator.reverse { other > key } else { other < key };
+                *iterator.next.lock().unwrap() =
+                    iterator.pairs.partition_point(|(other, _)| is_passed(other));
+                RequestOutcome::Sought
+            }
+            RequestOperation::NextPairs { iterator, limit_bytes, pairs_max } => {
+                let iterator: &MapIterator = iterator.0.downcast_ref().unwrap();
+                let mut next = iterator.next.lock().unwrap();
+                let mut buffer = Buffer::zeroed(limit_bytes as usize);
+                let mut list = PairListWriter::new(&mut buffer, pairs_max).unwrap();
+                for (key, value) in &iterator.pairs[*next..] {
+                    if !list.has_space(key.len(), value.len()) {
+                        break;
+                    }
+                    list.push(key, value);
+                }
+                let count = list.count();
+                *next += count as usize;
+                match iterator.pairs.get(*next) {
+                    Some((key, value)) if count == 0 => RequestOutcome::PairTooLarge {
+                        buffer_bytes: buffer_bytes_for(key.len(), value.len()) as u32,
+                    },
+                    rest => {
+                        let is_end = rest.is_none();
+                        let bytes = list.finish(is_end);
+                        RequestOutcome::Pairs { buffer, bytes, count, is_end }
+                    }
+                }
             }
             RequestOperation::Flush => RequestOutcome::Flushed,
             other => unreachable!("not a Key Value operation: {other:?}"),
