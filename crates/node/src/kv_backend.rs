@@ -15,6 +15,7 @@ use octokv_runtime::ReactorHandle;
 use octokv_wire::iterator::{PairListWriter, buffer_bytes_for};
 use octokv_wire::kv::KeyListWriter;
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -133,36 +134,36 @@ impl<E: Engine> KvBackend<E> {
                     Ok(None) => RequestOutcome::NotFound,
                     Err(error) => self.log_failure("exist", &key, error),
                 },
-                RequestOperation::List { start, limit_bytes, long_keys } => {
-                    // Boxed: a task slot has the size of its largest future and is moved into place.
-                    Box::pin(self.list(&start, limit_bytes as usize, long_keys)).await
-                }
-                // Boxed as a list is.
-                RequestOperation::CreateIterator(request) => Box::pin(self.create_iterator(*request)).await,
-                RequestOperation::NextPairs { iterator, limit_bytes, pairs_max } => {
-                    Box::pin(self.next_pairs(&iterator, limit_bytes as usize, pairs_max)).await
-                }
-                RequestOperation::SeekIterator { iterator, key } => {
-                    Box::pin(self.seek_iterator(&iterator, &key)).await
-                }
-                RequestOperation::Flush => match Box::pin(self.engine.flush()).await {
-                    Ok(()) => RequestOutcome::Flushed,
-                    Err(error) => self.log_failure(
-                        "flush",
-                        &Key::new(&[]).expect("an empty key is within bounds"),
-                        error,
-                    ),
-                },
-                RequestOperation::Read { .. }
-                | RequestOperation::Write { .. }
-                | RequestOperation::Compare { .. }
-                | RequestOperation::WriteZeroes { .. }
-                | RequestOperation::Deallocate { .. }
-                | RequestOperation::Verify { .. } => {
-                    unreachable!("the target dispatches on the namespace's command set")
-                }
+                // Out of line: a task slot has the size of its largest future, and this one is moved into place.
+                rare => self.execute_rare(rare).await,
             }
         }
+    }
+
+    /// Executes an operation that is none on one key.
+    #[cold]
+    #[inline(never)]
+    fn execute_rare(
+        &self,
+        operation: RequestOperation,
+    ) -> Pin<Box<dyn Future<Output = RequestOutcome> + '_>> {
+        Box::pin(async move {
+            match operation {
+                RequestOperation::List { start, limit_bytes, long_keys } => {
+                    self.list(&start, limit_bytes as usize, long_keys).await
+                }
+                RequestOperation::CreateIterator(request) => self.create_iterator(*request).await,
+                RequestOperation::NextPairs { iterator, limit_bytes, pairs_max } => {
+                    self.next_pairs(&iterator, limit_bytes as usize, pairs_max).await
+                }
+                RequestOperation::SeekIterator { iterator, key } => self.seek_iterator(&iterator, &key).await,
+                RequestOperation::Flush => match self.engine.flush().await {
+                    Ok(()) => RequestOutcome::Flushed,
+                    Err(error) => self.log_keyless_failure("flush", error),
+                },
+                other => unreachable!("the target dispatches on the namespace's command set: {other:?}"),
+            }
+        })
     }
 
     /// Prefetches the memory that `operation` will read, one [`PrefetchStage`] at a time.
@@ -257,7 +258,7 @@ impl<E: Engine> KvBackend<E> {
                 drop(sink);
                 RequestOutcome::Pairs { buffer, bytes, count, is_end }
             }
-            Err(error) => self.log_iterator_failure("next", error),
+            Err(error) => self.log_keyless_failure("next", error),
         }
     }
 
@@ -269,7 +270,7 @@ impl<E: Engine> KvBackend<E> {
         }
     }
 
-    fn log_iterator_failure(&self, command: &'static str, error: EngineError) -> RequestOutcome {
+    fn log_keyless_failure(&self, command: &'static str, error: EngineError) -> RequestOutcome {
         self.log_failure(command, &Key::new(&[]).expect("an empty key is within bounds"), error)
     }
 
@@ -280,5 +281,107 @@ impl<E: Engine> KvBackend<E> {
         }
         tracing::error!(command, %key, device = &*self.device_name, %error, "command failed");
         RequestOutcome::Unrecovered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Buffer;
+    use octokv_engine::WallClock;
+    use octokv_engine::memory::{MemoryConfig, MemoryEngine};
+    use octokv_runtime::{CoreWaker, CpuTime, DeviceDriver, DeviceHandle, block_on, open_device_queue};
+    use octokv_wire::iterator::PairList;
+
+    const POOL_BYTES: usize = 1 << 20;
+
+    fn backend() -> KvBackend<MemoryEngine> {
+        let core_waker = CoreWaker::without_eventfd();
+        let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).expect("worker threads");
+        let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
+        let config =
+            MemoryConfig { ring_seed: 1, devices: 1, partition_bytes: 1 << 20, value_bytes_max: 1 << 16 };
+        let (engine, pool) = (MemoryEngine::new(config, WallClock::default()), BufferPool::new(POOL_BYTES));
+        let (device_name, list_yield) = (Rc::from("memory"), FairYield::default());
+        KvBackend { engine, pool, handle, device_name, list_yield }
+    }
+
+    fn key(bytes: &[u8]) -> Key {
+        Key::new(bytes).expect("short")
+    }
+
+    fn run(backend: &KvBackend<MemoryEngine>, operation: RequestOperation) -> RequestOutcome {
+        block_on(backend.execute(operation), || ())
+    }
+
+    /// A backend with the keys "a" to "e", whose values have 100 bytes, and an iterator over those from "b" on.
+    fn iterating() -> (KvBackend<MemoryEngine>, IteratorHandle) {
+        let backend = backend();
+        for byte in b'a'..=b'e' {
+            let (key, mode) = (key(&[byte]), StoreMode::Upsert);
+            let mut record = Buffer::zeroed(200);
+            record.fill(byte);
+            let stored = run(&backend, RequestOperation::Store { key, mode, record, value_bytes: 100 });
+            assert!(matches!(stored, RequestOutcome::Stored));
+        }
+        let request = IteratorRequest { lower: key(b"b"), upper: key(b""), reverse: false, keys_only: false };
+        let created = run(&backend, RequestOperation::CreateIterator(Box::new(request)));
+        let RequestOutcome::IteratorCreated(iterator) = created else { panic!("{created:?}") };
+        (backend, iterator)
+    }
+
+    fn next(iterator: &IteratorHandle, limit_bytes: u32, pairs_max: u32) -> RequestOperation {
+        RequestOperation::NextPairs { iterator: iterator.clone(), limit_bytes, pairs_max }
+    }
+
+    fn keys(outcome: RequestOutcome) -> (Vec<u8>, bool) {
+        let RequestOutcome::Pairs { buffer, bytes, count, is_end } = outcome else { panic!("{outcome:?}") };
+        let list = PairList::check(&buffer[..bytes]).expect("whole pairs");
+        assert_eq!((list.count(), list.is_end()), (count, is_end));
+        let pairs = list.pairs().inspect(|(key, value)| assert_eq!(*value, [key[0]; 100]));
+        (pairs.map(|(key, _)| key[0]).collect(), is_end)
+    }
+
+    #[test]
+    fn pairs_are_returned_in_order_as_many_as_fit_and_from_where_a_seek_goes() {
+        let (backend, iterator) = iterating();
+        assert_eq!(keys(run(&backend, next(&iterator, 4096, 1))), (b"b".to_vec(), false));
+        assert_eq!(keys(run(&backend, next(&iterator, 8 + 112 + 109, 9))), (b"cd".to_vec(), false));
+        assert_eq!(keys(run(&backend, next(&iterator, 4096, 9))), (b"e".to_vec(), true));
+        assert_eq!(keys(run(&backend, next(&iterator, 8, 9))), (Vec::new(), true));
+        let seek = RequestOperation::SeekIterator { iterator: iterator.clone(), key: key(b"cc") };
+        assert!(matches!(run(&backend, seek), RequestOutcome::Sought));
+        assert_eq!(keys(run(&backend, next(&iterator, 4096, 9))), (b"de".to_vec(), true));
+    }
+
+    #[test]
+    fn a_pair_without_room_is_told_by_its_length_and_a_node_without_buffers_is_busy() {
+        let (backend, iterator) = iterating();
+        let refused = run(&backend, next(&iterator, 116, 9));
+        assert!(matches!(refused, RequestOutcome::PairTooLarge { buffer_bytes: 117 }), "{refused:?}");
+        assert_eq!(keys(run(&backend, next(&iterator, 117, 9))), (b"b".to_vec(), false));
+        let held = backend.pool.take(POOL_BYTES - 4096).expect("all but a little");
+        assert!(matches!(run(&backend, next(&iterator, 1 << 16, 9)), RequestOutcome::Busy));
+        drop(held);
+        assert_eq!(keys(run(&backend, next(&iterator, 1 << 16, 9))), (b"cde".to_vec(), true));
+    }
+
+    #[test]
+    fn an_iterator_of_another_engine_is_not_advanced_and_one_without_owner_makes_room() {
+        let (backend, iterator) = iterating();
+        let foreign = IteratorHandle(Arc::new(7));
+        assert!(matches!(run(&backend, next(&foreign, 4096, 1)), RequestOutcome::NotReady));
+        let create = || {
+            let request =
+                IteratorRequest { lower: key(b""), upper: key(b""), reverse: true, keys_only: true };
+            run(&backend, RequestOperation::CreateIterator(Box::new(request)))
+        };
+        let mut iterators = vec![RequestOutcome::IteratorCreated(iterator)];
+        while let created @ RequestOutcome::IteratorCreated(_) = create() {
+            iterators.push(created);
+        }
+        assert!(matches!(create(), RequestOutcome::TooManyIterators));
+        iterators.pop();
+        assert!(matches!(create(), RequestOutcome::IteratorCreated(_)));
     }
 }

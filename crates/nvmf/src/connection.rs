@@ -30,7 +30,7 @@ mod transfers;
 
 pub use state::{CloseReason, Connection, ReceiveResult, StallReason};
 
-use crate::command_plan::InFlight;
+use crate::command_plan::{CommandResult, InFlight};
 use crate::command_slots::CommandSlots;
 use crate::controller::ControllerState;
 use crate::counters::CounterSet;
@@ -43,7 +43,7 @@ use crate::subsystem::Target;
 use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::send_buffer::{COPY_BYTES_MAX, SendBuffer};
-use state::{ConnectionState, DataDigest, ReceiveState, is_negative_result};
+use state::{ConnectionState, DataDigest, IoQueue, ReceiveState, is_negative_result};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -191,21 +191,44 @@ impl Connection {
         if matches!(outcome, RequestOutcome::Unrecovered | RequestOutcome::WriteFault) {
             self.counters.media_errors += 1;
         }
-        let result = if in_flight.is_of_iterator() {
-            let (controller, target) = (&queue.controller, &self.target);
-            let keep = |handle, namespace_serial| {
-                let has_namespace = || {
-                    let snapshot = target.namespace_directory.snapshot();
-                    snapshot.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial)
-                };
-                let limits = (target.config().iterators_max, self.last_tick_at);
-                controller.keep_iterator(handle, queue.generation, namespace, has_namespace, limits)
+        if in_flight.is_of_iterator() {
+            let result = self.iterator_result(queue, namespace, in_flight, outcome);
+            return self.send_result(command_id, namespace, in_flight, result);
+        }
+        let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
+        let result = io_commands::command_result(in_flight, outcome, delete_missing_is_error);
+        self.send_result(command_id, namespace, in_flight, result);
+    }
+
+    /// The result of a command over iterators. Keeps a new one.
+    #[cold]
+    fn iterator_result(
+        &self,
+        queue: &IoQueue,
+        namespace: NamespaceId,
+        in_flight: InFlight,
+        outcome: RequestOutcome,
+    ) -> CommandResult {
+        let keep = |handle, namespace_serial| {
+            let has_namespace = || {
+                let snapshot = self.target.namespace_directory.snapshot();
+                snapshot.entry(namespace).is_some_and(|entry| entry.serial == namespace_serial)
             };
-            iterator_commands::command_result(in_flight, outcome, keep)
-        } else {
-            let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
-            io_commands::command_result(in_flight, outcome, delete_missing_is_error)
+            let limits = (self.target.config().iterators_max, self.last_tick_at);
+            queue.controller.keep_iterator(handle, queue.generation, namespace, has_namespace, limits)
         };
+        iterator_commands::command_result(in_flight, outcome, keep)
+    }
+
+    /// Appends the data, if any, and the completion of a command with this result.
+    #[inline(always)] // The result is then no value.
+    fn send_result(
+        &mut self,
+        command_id: u16,
+        namespace: NamespaceId,
+        in_flight: InFlight,
+        result: CommandResult,
+    ) {
         let lba = match in_flight {
             InFlight::Blocks(op) => Some(op.lba()),
             _ => None,

@@ -12,7 +12,6 @@ use crate::io_request::RequestOutcome;
 use crate::namespace_info::NamespaceKind;
 use crate::{iterator_commands, kv_commands, nvm_commands};
 use octokv_base::{Buffer, NamespaceId};
-use octokv_wire::iterator::IteratorCommand;
 use octokv_wire::{Sqe, Status};
 
 /// Checks the command of an SQE.
@@ -30,22 +29,15 @@ pub(crate) fn check(sqe: &Sqe, context: &CommandContext<'_>) -> Result<CheckedCo
     Ok(CheckedCommand { command, namespace, namespace_serial, sgl })
 }
 
-/// The next step of a checked command on the long way. `plan_iterator` is that of commands over iterators, which their
-/// controller knows.
-///
-/// # Errors
-/// Those of `plan_iterator`.
+/// The next step of a checked command on the long way. REQUIRES: it is none over iterators, which need their controller.
 #[inline]
-pub(crate) fn plan(
-    checked: &CheckedCommand,
-    plan_iterator: impl FnOnce(IteratorCommand) -> Result<CommandPlan, Status>,
-) -> Result<CommandPlan, Status> {
-    Ok(match checked.command {
+pub(crate) fn plan(checked: &CheckedCommand) -> CommandPlan {
+    match checked.command {
         IoCommand::KeyValue(command, record) => kv_commands::plan(command, record, checked.namespace),
         IoCommand::Vendor(command, record) => kv_commands::plan_vendor(command, record),
-        IoCommand::Iterator(command) => return plan_iterator(command),
         IoCommand::Block(command) => nvm_commands::plan(command),
-    })
+        IoCommand::Iterator(command) => unreachable!("{command:?} is planned with its controller"),
+    }
 }
 
 impl PendingCommand {

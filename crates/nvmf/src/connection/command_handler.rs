@@ -232,8 +232,26 @@ impl Connection {
             self.push_request(slot, namespace, operation, requests);
             return Ok(None);
         }
-        match io_commands::plan(checked, |command| self.plan_iterator(command, namespace, namespace_serial))?
-        {
+        if let IoCommand::Iterator(command) = checked.command {
+            let plan = self.plan_iterator(command, namespace, namespace_serial)?;
+            return self.follow_plan(plan, sqe, checked, data, pool, requests);
+        }
+        self.follow_plan(io_commands::plan(checked), sqe, checked, data, pool, requests)
+    }
+
+    /// Does the next step of a command.
+    #[inline(always)] // The plan is then no value: its parts go where they are needed.
+    fn follow_plan(
+        &mut self,
+        plan: CommandPlan,
+        sqe: &Sqe,
+        checked: &CheckedCommand,
+        data: &[u8],
+        pool: &BufferPool,
+        requests: &mut Vec<IoRequest>,
+    ) -> Result<Option<StallReason>, Status> {
+        let CheckedCommand { namespace, namespace_serial, sgl, .. } = *checked;
+        match plan {
             CommandPlan::Submit(operation, in_flight) => {
                 let slot = self.slots.take_in_flight(sqe.command_id(), namespace, in_flight);
                 self.push_request(slot, namespace, operation, requests);
