@@ -58,7 +58,7 @@ fuzz_target!(|input: &[u8]| {
         received.extend_from_slice(chunk);
         let mut sink = |event| {
             if let QueueEvent::Completed(completion) = event {
-                let _ = decode_response(completion);
+                let _ = decode_response(completion, 1);
             }
         };
         match queue.receive(&received, &pool, &mut sink) {
