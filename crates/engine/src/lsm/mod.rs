@@ -12,6 +12,8 @@
 //!
 //! # Layout
 //! - [`entry`]: what a write left of a key, its place in the order, and its encoding. [`cursor`]: what moves over entries.
+//! - [`table`]: sorted entries on the device.
 
 pub mod cursor;
 pub mod entry;
+pub mod table;

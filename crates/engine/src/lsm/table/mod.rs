@@ -1,0 +1,25 @@
+//! Tables: sorted entries on the device, written once (sorted string tables).
+//!
+//! ```text
+//!   run of units
+//!   │ data blocks … │ first copy: descriptor, filter, index │ data blocks (the last 256 to 512 KiB) │ second copy │
+//!                   unit                                                                            unit
+//! ```
+//! Data blocks lie side by side without padding; each copy of the metadata begins in a unit of its own. So an unreadable unit costs the
+//! entries of the blocks in it and nothing else: of the metadata, it costs at most one copy.
+//!
+//! Invariants: a table is never changed, and no identifier is used twice, so a part of it that is in memory is always right. Everything read has a checksum
+//! that covers volume, table and place, and is decoded with all bounds checked before it is used.
+//! The bytes are those of FORMATS.md, "Ordered engine".
+//!
+//! # Layout
+//! - [`info`]: what is known of a table without reading it, and its descriptor on media.
+//! - [`key_block`]: blocks of prefix-compressed keys: [`stored_entry`] in data blocks, [`index`] of those. [`frame`]: their checksum and compression.
+//! - [`filter`]: which keys a table may have.
+
+pub mod filter;
+pub mod frame;
+pub mod index;
+pub mod info;
+pub mod key_block;
+pub mod stored_entry;
