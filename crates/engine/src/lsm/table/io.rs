@@ -1,0 +1,162 @@
+//! What one core needs to read and write tables: device, buffers, the shared cache, statistics.
+//!
+//! In: places in a run. Out: bytes, or why there are none. Invariant: a medium that lost blocks is distinguished from a device that fails.
+//! Tested by the tests of whole tables.
+
+use super::cache::TableCache;
+use super::frame::BlockOwner;
+use super::info::TablePlace;
+use crate::{EngineError, VolumePlace};
+use octokv_base::{Buffer, BufferPool, Lba};
+use octokv_device::{Device, DeviceError};
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Error codes of a read whose blocks are lost, while the device works: EIO, ENODATA (the kernel's for a medium error) and EILSEQ (its
+/// code for protection information that does not match).
+const MEDIA_ERRORS: [i32; 3] = [5, 61, 84];
+
+/// A core's access to the tables of a volume.
+pub struct TableIo {
+    /// The device of the volume.
+    pub device: Rc<dyn Device>,
+    /// The buffers of the core.
+    pub pool: BufferPool,
+    /// The parts in memory, shared by all cores.
+    pub cache: Arc<TableCache>,
+    /// The volume.
+    pub volume_id: u64,
+    /// The length of a unit in bytes: one block of the device or several.
+    pub unit_bytes: u32,
+    /// Device and partition for errors.
+    pub place: VolumePlace,
+    /// The statistics of this core.
+    pub counters: TableCounters,
+}
+
+/// Counts what a core reads of tables.
+#[derive(Debug, Default)]
+pub struct TableCounters {
+    pub(super) filter_uses: Cell<u64>,
+    pub(super) filter_exclusions: Cell<u64>,
+    pub(super) filter_errors: Cell<u64>,
+    pub(super) cache_hits: Cell<u64>,
+    pub(super) cache_misses: Cell<u64>,
+    pub(super) damaged_copies: Cell<u64>,
+    pub(super) damaged_blocks: Cell<u64>,
+}
+
+/// The statistics of one core, since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableStatistics {
+    /// Gets for which a filter was there.
+    pub filter_uses: u64,
+    /// Those of them that ended there: the table has no such key.
+    pub filter_exclusions: u64,
+    /// Those of them that went on, though the table has no such key.
+    pub filter_errors: u64,
+    /// Parts of tables that were in memory.
+    pub cache_hits: u64,
+    /// Parts of tables that had to be read.
+    pub cache_misses: u64,
+    /// Copies of indexes and filters that were found damaged, each time.
+    pub damaged_copies: u64,
+    /// Data blocks that were found damaged, each time.
+    pub damaged_blocks: u64,
+}
+
+pub(super) fn count(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
+}
+
+impl TableCounters {
+    /// The current statistics.
+    pub fn statistics(&self) -> TableStatistics {
+        TableStatistics {
+            filter_uses: self.filter_uses.get(),
+            filter_exclusions: self.filter_exclusions.get(),
+            filter_errors: self.filter_errors.get(),
+            cache_hits: self.cache_hits.get(),
+            cache_misses: self.cache_misses.get(),
+            damaged_copies: self.damaged_copies.get(),
+            damaged_blocks: self.damaged_blocks.get(),
+        }
+    }
+}
+
+/// Why bytes of a run cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunReadError {
+    /// The medium lost them.
+    Media,
+    /// The device failed, or there is no buffer.
+    Engine(EngineError),
+}
+
+/// Bytes of a run, in a buffer of whole blocks.
+#[derive(Debug)]
+pub(super) struct RunBytes {
+    buffer: Buffer,
+    range: Range<usize>,
+    /// Where they begin, in bytes from the start of the run.
+    offset: u64,
+}
+
+impl RunBytes {
+    /// The bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.range.clone()]
+    }
+
+    /// The bytes at an offset of the run, if all are here.
+    pub(super) fn part(&self, offset: u64, bytes: usize) -> Option<&[u8]> {
+        let start = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        self.bytes().get(start..start.checked_add(bytes)?)
+    }
+}
+
+impl TableIo {
+    /// Whose blocks those of a table are.
+    pub fn owner(&self, table_id: u64) -> BlockOwner {
+        BlockOwner { volume_id: self.volume_id, table_id }
+    }
+
+    /// The block of the device with a byte of a table's run.
+    pub fn lba(&self, place: &TablePlace, offset: u64) -> Lba {
+        let block_bytes = u64::from(self.device.geometry().block_bytes);
+        let unit_blocks = u64::from(self.unit_bytes) / block_bytes;
+        // A location beyond every device stays one: the device refuses it.
+        Lba(place.location.saturating_mul(unit_blocks).saturating_add(offset / block_bytes))
+    }
+
+    /// The error of a damaged part of a table.
+    pub fn corrupt(&self, place: &TablePlace, offset: u64) -> EngineError {
+        EngineError::Corrupt { lba: self.lba(place, offset).0, place: self.place }
+    }
+
+    /// The error of a failed device.
+    pub fn failed(&self, error: DeviceError) -> EngineError {
+        EngineError::Device { error, place: self.place }
+    }
+
+    /// Reads bytes of a table's run in one read.
+    pub(super) async fn read(
+        &self,
+        place: &TablePlace,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<RunBytes, RunReadError> {
+        let block_bytes = self.device.geometry().block_bytes as usize;
+        let start = (offset % block_bytes as u64) as usize;
+        let length = (start + bytes).next_multiple_of(block_bytes);
+        let buffer = self.pool.take(length).ok_or(RunReadError::Engine(EngineError::NoMemory))?;
+        let result = self.device.read(self.lba(place, offset), buffer).await.into_read();
+        let buffer = result.map_err(|error| match error {
+            DeviceError::Io(code) if MEDIA_ERRORS.contains(&code) => RunReadError::Media,
+            error => RunReadError::Engine(self.failed(error)),
+        })?;
+        Ok(RunBytes { buffer, range: start..start + bytes, offset })
+    }
+}
