@@ -107,11 +107,32 @@ pub struct KeyBlockPosition<B> {
     /// Where the entry begins and ends.
     start: usize,
     end: usize,
+    /// Entries before it that a step back decoded, for the steps that follow: the last one is the nearest.
+    before: Vec<DecodedEntry<B>>,
+    /// Their keys, one after the other.
+    before_keys: Vec<u8>,
+}
+
+/// An entry that a step back decoded.
+#[derive(Clone, Copy, Debug)]
+struct DecodedEntry<B> {
+    body: B,
+    start: usize,
+    end: usize,
+    /// Where its key begins in the buffer of keys.
+    key_start: usize,
 }
 
 impl<B> Default for KeyBlockPosition<B> {
     fn default() -> KeyBlockPosition<B> {
-        KeyBlockPosition { key: KeyBytes::new(), body: None, start: 0, end: 0 }
+        KeyBlockPosition {
+            key: KeyBytes::new(),
+            body: None,
+            start: 0,
+            end: 0,
+            before: Vec::new(),
+            before_keys: Vec::new(),
+        }
     }
 }
 
@@ -129,6 +150,33 @@ impl<B: BlockBody> KeyBlockPosition<B> {
     /// Leaves the entry.
     pub fn clear(&mut self) {
         self.body = None;
+        self.forget_before();
+    }
+
+    fn forget_before(&mut self) {
+        self.before.clear();
+        self.before_keys.clear();
+    }
+
+    /// Keeps a copy of the entry for a later step back. False if there are too many.
+    fn keep_before(&mut self) -> bool {
+        let (Some(body), true) = (self.body, self.before.len() < RESTART_INTERVAL as usize) else {
+            return false;
+        };
+        let (start, end, key_start) = (self.start, self.end, self.before_keys.len());
+        self.before.push(DecodedEntry { body, start, end, key_start });
+        self.before_keys.extend_from_slice(&self.key);
+        true
+    }
+
+    /// Moves to the nearest entry that a step back decoded.
+    fn take_before(&mut self) -> bool {
+        let Some(DecodedEntry { body, start, end, key_start }) = self.before.pop() else { return false };
+        self.key.clear();
+        self.key.extend_from_slice(&self.before_keys[key_start..]);
+        self.before_keys.truncate(key_start);
+        (self.body, self.start, self.end) = (Some(body), start, end);
+        true
     }
 
     fn position(&self, body: &B) -> Position<'_> {
@@ -213,11 +261,15 @@ impl<B: BlockBody> KeyBlock<B> {
 
     /// Moves to the next entry. False, and at no entry, behind the last one. REQUIRES: it is at an entry of this block.
     pub fn next(&self, place: &mut KeyBlockPosition<B>) -> bool {
+        place.forget_before();
         self.step(place)
     }
 
     /// Moves to the preceding entry. False, and at no entry, before the first one. REQUIRES: it is at an entry of this block.
     pub fn prev(&self, place: &mut KeyBlockPosition<B>) -> bool {
+        if place.take_before() {
+            return true;
+        }
         let start = place.start;
         if start == 0 {
             place.clear();
@@ -225,8 +277,14 @@ impl<B: BlockBody> KeyBlock<B> {
         }
         let restart = self.restarts_before(|at| at < start).saturating_sub(1);
         self.enter(self.restart(restart), place);
+        // A block of another writer may have more entries between restart points than are kept: then none is.
+        let mut are_kept = true;
         while place.body.is_some() && place.end < start {
+            are_kept = are_kept && place.keep_before();
             self.step(place);
+        }
+        if !are_kept {
+            place.forget_before();
         }
         place.body.is_some()
     }
@@ -271,6 +329,7 @@ impl<B: BlockBody> KeyBlock<B> {
 
     /// Moves to the entry at a restart point.
     fn enter(&self, at: usize, place: &mut KeyBlockPosition<B>) -> bool {
+        place.forget_before();
         place.key.clear();
         place.end = at;
         self.step(place)
@@ -431,6 +490,36 @@ mod tests {
                     prop_assert_eq!(block.prev(&mut place), at > 0);
                     prop_assert_eq!(entry(&place), at.checked_sub(1).map(|at| entries[at].clone()));
                 }
+            }
+        }
+
+        #[test]
+        fn steps_in_any_order_are_the_models_whatever_the_restart_points(
+            entries in entries(),
+            interval in 1..60u32,
+            steps in proptest::collection::vec(prop_oneof![any::<bool>(), Just(false)], 1..200),
+        ) {
+            let mut builder = KeyBlockBuilder::default();
+            for (index, (key, sequence)) in entries.iter().enumerate() {
+                // A writer with another interval.
+                builder.since_restart = if (index as u32).is_multiple_of(interval) { RESTART_INTERVAL } else { 0 };
+                builder.push(key, |bytes| push_varint(bytes, *sequence));
+            }
+            let mut bytes = Vec::new();
+            builder.finish(&mut bytes);
+            let block = decode(&bytes).expect("a block");
+            let (mut place, mut at) = (KeyBlockPosition::default(), entries.len() / 2);
+            let (key, sequence) = &entries[at];
+            block.seek(&mut place, Position { key, sequence: *sequence });
+            for is_forward in steps {
+                prop_assert_eq!(entry(&place), Some(entries[at].clone()));
+                let next = if is_forward { at + 1 } else { at.wrapping_sub(1) };
+                if next >= entries.len() {
+                    continue;
+                }
+                let is_moved = if is_forward { block.next(&mut place) } else { block.prev(&mut place) };
+                prop_assert!(is_moved);
+                at = next;
             }
         }
 
