@@ -7,7 +7,7 @@
 //! file stays locked until its last handle is dropped.
 
 use crate::block_backend::BlockVolume;
-use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig};
+use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
 use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
 use octokv_base::BufferPool;
@@ -154,6 +154,19 @@ pub(crate) struct NamespaceOpenOptions {
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
+}
+
+impl NamespaceOpenOptions {
+    /// Those of a node's configuration.
+    pub fn of(config: &NodeConfig) -> NamespaceOpenOptions {
+        NamespaceOpenOptions {
+            driver: config.driver,
+            device_depth: config.device_depth,
+            durability: config.durability,
+            cores: config.cores.len(),
+            seed: config.seed,
+        }
+    }
 }
 
 /// An open namespace.

@@ -82,18 +82,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl NodeConfig {
-    fn open_options(&self) -> NamespaceOpenOptions {
-        NamespaceOpenOptions {
-            driver: self.driver,
-            device_depth: self.device_depth,
-            durability: self.durability,
-            cores: self.cores.len(),
-            seed: self.seed,
-        }
-    }
-}
-
 /// The main function of a core's thread.
 type CoreMain = Box<dyn FnOnce() + Send>;
 
@@ -163,7 +151,7 @@ fn open_namespaces(config: &NodeConfig) -> Result<OpenedNamespaces, StartError> 
             };
             return Err(StartError::InvalidSetting { name: "nsid", why });
         }
-        let opened = OpenNamespace::open(&namespace, config.open_options())
+        let opened = OpenNamespace::open(&namespace, NamespaceOpenOptions::of(config))
             .and_then(|open| reject_duplicate(&open_namespaces, open));
         match opened {
             Ok(open) => drop(open_namespaces.insert(namespace.id, open)),
@@ -311,7 +299,7 @@ impl RunningNode {
         if lock(&self.namespaces).contains_key(&config.id) {
             return Err(NamespaceChangeError::Exists(config.id));
         }
-        let opened = OpenNamespace::open(config, self.config.open_options());
+        let opened = OpenNamespace::open(config, NamespaceOpenOptions::of(&self.config));
         let opened = opened
             .and_then(|opened| reject_duplicate(&lock(&self.namespaces), opened))
             .map_err(NamespaceChangeError::Open)?;
@@ -348,7 +336,9 @@ impl RunningNode {
         self.target.remove_namespace(id);
         detach_from_cores(self.threads.len(), id, |core, change| self.apply_on_core(core, change))
             .map_err(|error| self.change_error(error))?;
-        namespace.close(self.config.open_options()).map_err(NamespaceChangeError::NotClosedCleanly)
+        namespace
+            .close(NamespaceOpenOptions::of(&self.config))
+            .map_err(NamespaceChangeError::NotClosedCleanly)
     }
 
     fn apply_on_core(&self, core: usize, change: NamespaceChange<NamespaceDevice>) -> Option<io::Result<()>> {
@@ -457,7 +447,7 @@ impl RunningNode {
     /// shut down nevertheless, and their errors are logged.
     pub fn stop(mut self) -> Result<(), StopError> {
         self.stop_threads()?;
-        let options = self.config.open_options();
+        let options = NamespaceOpenOptions::of(&self.config);
         let mut first_error: Option<CloseError> = None;
         for namespace in lock(&self.namespaces).values() {
             match namespace.close(options) {
