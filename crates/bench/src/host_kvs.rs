@@ -81,6 +81,7 @@ impl HostKvs {
             cores: config.threads * config.depth,
             cache_bytes: 0,
             prepare_bytes: 0,
+            compact_bytes_per_second: 0,
             clock: WallClock::default(),
         };
         let mut stores = Vec::with_capacity(files.len());

@@ -164,6 +164,7 @@ pub(crate) fn run_worker(
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);

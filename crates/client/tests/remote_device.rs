@@ -260,7 +260,14 @@ fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeF
     let format = FormatConfig { seed, unit_bytes: Some(unit_bytes), ..FormatConfig::default() };
     VolumeFixture::new(
         format,
-        OpenConfig { durability, cores: 1, cache_bytes: 0, prepare_bytes: 0, clock: WallClock::default() },
+        OpenConfig {
+            durability,
+            cores: 1,
+            cache_bytes: 0,
+            prepare_bytes: 0,
+            compact_bytes_per_second: 0,
+            clock: WallClock::default(),
+        },
     )
 }
 

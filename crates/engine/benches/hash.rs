@@ -66,6 +66,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };

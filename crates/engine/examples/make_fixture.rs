@@ -84,6 +84,7 @@ fn main() {
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::new(|| MADE_AT),
     };
     let volume =

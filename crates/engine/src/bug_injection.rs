@@ -56,6 +56,8 @@ pub enum InjectedBug {
     SkipPieceVerification,
     /// The space of pieces is given up before the record that replaces them is durable.
     FreePiecesEarly,
+    /// Compaction gives up the space of the pieces that it joins before the joined record is durable.
+    CompactionFreesEarly,
     /// A writer that does not wait frees the space of the record that it replaces, while readers may still read it.
     FreeUnderReaders,
     /// Space is prepared although records, or writes of records, are in it.
@@ -86,4 +88,5 @@ pub(crate) fn scatters_values() -> bool {
         || is_injected(InjectedBug::ForgetPiece)
         || is_injected(InjectedBug::SkipPieceVerification)
         || is_injected(InjectedBug::FreePiecesEarly)
+        || is_injected(InjectedBug::CompactionFreesEarly)
 }

@@ -50,8 +50,8 @@ pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
 pub use open_error::{IndexMismatch, MetadataStructure, OpenError};
 pub use operation::{
-    DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode, PutOptions, PutOutcome,
-    PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
+    CompactionStatistics, DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode,
+    PutOptions, PutOutcome, PutValue, ScanEntry, StoredValue, ValueRange, value_digest,
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
 pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};

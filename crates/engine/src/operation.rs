@@ -203,8 +203,23 @@ pub struct EngineStatistics {
     pub checkpoints: u64,
     /// Never-written space that was written with zeros ahead of its use since opening, in bytes.
     pub prepared_bytes: u64,
+    /// Values in pieces, and what compaction did since opening.
+    pub compaction: CompactionStatistics,
     /// The cache of values; all 0 without one.
     pub cache: CacheStatistics,
+}
+
+/// Values in pieces, and what compaction did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompactionStatistics {
+    /// Values that are in pieces now.
+    pub values_in_pieces: u64,
+    /// Values in pieces that became one record.
+    pub joined_values: u64,
+    /// Records that were moved to make a run of free space.
+    pub moved_records: u64,
+    /// The records of both, in bytes of whole units.
+    pub moved_bytes: u64,
 }
 
 impl EngineStatistics {
@@ -217,6 +232,10 @@ impl EngineStatistics {
         self.journal_batches += other.journal_batches;
         self.checkpoints += other.checkpoints;
         self.prepared_bytes += other.prepared_bytes;
+        self.compaction.values_in_pieces += other.compaction.values_in_pieces;
+        self.compaction.joined_values += other.compaction.joined_values;
+        self.compaction.moved_records += other.compaction.moved_records;
+        self.compaction.moved_bytes += other.compaction.moved_bytes;
     }
 }
 

@@ -111,6 +111,9 @@ pub struct OpenConfig {
     /// Never-written space that is written with zeros ahead of its use, in bytes at most; 0 for none. No effect on devices
     /// whose first writes cost no more than later ones ([`Device::next_unwritten`]).
     pub prepare_bytes: u64,
+    /// What compaction may read and write, in bytes per second; 0 for no compaction. No effect on volatile volumes and on those
+    /// of the hash engine's format 1, which have no values in pieces.
+    pub compact_bytes_per_second: u64,
     /// The clock of expiry.
     pub clock: WallClock,
 }

@@ -316,6 +316,7 @@ fn open_volume(
         cores: options.cores,
         cache_bytes: config.cache_bytes,
         prepare_bytes: config.prepare_bytes,
+        compact_bytes_per_second: 0,
         clock: WallClock::new(clock::wall),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)

@@ -156,6 +156,7 @@ mod tests {
             cores: 2,
             cache_bytes: 0,
             prepare_bytes: 0,
+            compact_bytes_per_second: 0,
             clock: WallClock::default(),
         };
         let format = FormatConfig::default();

@@ -101,6 +101,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
             cores: 1,
             cache_bytes: 0,
             prepare_bytes: 0,
+            compact_bytes_per_second: 0,
             clock: WallClock::default(),
         },
     )

@@ -159,6 +159,7 @@ impl SimSetup {
             cores: 1,
             cache_bytes: 0,
             prepare_bytes: 0,
+            compact_bytes_per_second: 0,
             clock: WallClock::default(),
         };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };

@@ -49,6 +49,8 @@ const FLUSH_LOCK: u64 = 1;
 const PREPARATION_LOCK: u64 = 2;
 /// The number of the lock of the last space in [`GroupCommit::maintenance_locks`].
 const LAST_SPACE_LOCK: u64 = 3;
+/// The number of the compaction lock in [`GroupCommit::maintenance_locks`].
+const COMPACTION_LOCK: u64 = 4;
 
 /// One core's handle on an engine whose changes are committed in groups.
 pub trait GroupCommit {
@@ -66,7 +68,7 @@ pub trait GroupCommit {
     /// Retires freed space, which waits for its readers.
     fn retire(&self, freed: &[Extent]);
     /// Locks of this module: one serializes checkpoints, one deferred flushes, one the preparation of never-written space, one the
-    /// deletes that take the last space.
+    /// deletes that take the last space, one the steps of compaction.
     fn maintenance_locks(&self) -> &KeyLocks;
     /// Writes a checkpoint, and releases the journal before it. REQUIRES: no other is being written.
     fn write_checkpoint(&self) -> impl Future<Output = Result<(), EngineError>>;
@@ -80,6 +82,18 @@ pub async fn lock_checkpoint<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
 /// Locks out preparation, which reserves space of the record area and of the journal, until the guard is dropped.
 pub async fn lock_preparation<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
     engine.maintenance_locks().lock(PREPARATION_LOCK).await
+}
+
+/// Locks out steps of compaction until the guard is dropped. REQUIRES: the caller is in no epoch, and has none of the other locks but
+/// that of the last space.
+pub async fn lock_compaction<E: GroupCommit>(engine: &E) -> KeyGuard<'_> {
+    engine.maintenance_locks().lock(COMPACTION_LOCK).await
+}
+
+/// Whether a step of compaction runs, or somebody locks it out. It shows a step that has begun before an allocation of the caller
+/// failed because of it: the lock of the bitmap orders the two.
+pub fn is_compaction_locked<E: GroupCommit>(engine: &E) -> bool {
+    engine.maintenance_locks().is_locked(COMPACTION_LOCK)
 }
 
 /// Locks out other deletes that need the last free space until the guard is dropped. REQUIRES: the caller has none of the

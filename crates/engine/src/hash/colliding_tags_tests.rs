@@ -53,6 +53,7 @@ fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: crate::WallClock::default(),
     };
     let mut complete = || {

@@ -144,7 +144,19 @@ impl HashCore {
 
     /// Allocates space for the record of a key; `None` if the volume has none now.
     pub(super) fn allocate(&self, hash: u128, units: u64, purpose: SpaceFor) -> Option<Extent> {
-        self.volume.allocate(self.readers.core(), hash, &self.preferred_partition, units, purpose)
+        self.allocate_from(&self.preferred_partition, hash, units, purpose)
+    }
+
+    /// The same, with another preferred partition of the bitmap.
+    #[inline]
+    pub(super) fn allocate_from(
+        &self,
+        preferred_partition: &Cell<usize>,
+        hash: u128,
+        units: u64,
+        purpose: SpaceFor,
+    ) -> Option<Extent> {
+        self.volume.allocate(self.readers.core(), hash, preferred_partition, units, purpose)
     }
 
     /// Reads a whole record. REQUIRES: the caller is in an epoch since it took the reference from the index.
@@ -337,18 +349,30 @@ impl HashCore {
         units: u64,
         purpose: SpaceFor,
     ) -> Result<Option<(EpochGuard<'_>, Predecessor, Extent)>, EngineError> {
-        flush_deferred(self).await?;
-        for waits_left in (0..=SPACE_WAITS_MAX).rev() {
-            let epoch_guard = self.enter_epoch();
-            let predecessor = self.find_predecessor(mode, hash, key).await?;
-            if let Some(extent) = self.allocate(hash, units, purpose) {
-                return Ok(Some((epoch_guard, predecessor, extent)));
+        let steps = self.volume.compaction.steps();
+        let mut compaction_guard = None;
+        loop {
+            flush_deferred(self).await?;
+            for waits_left in (0..=SPACE_WAITS_MAX).rev() {
+                let epoch_guard = self.enter_epoch();
+                let predecessor = self.find_predecessor(mode, hash, key).await?;
+                if let Some(extent) = self.allocate(hash, units, purpose) {
+                    return Ok(Some((epoch_guard, predecessor, extent)));
+                }
+                drop(epoch_guard);
+                if waits_left == 0 || !self.volume.epochs.has_retired() {
+                    break;
+                }
+                self.volume.epochs.readers_left().await;
             }
-            drop(epoch_guard);
-            if waits_left == 0 || !self.volume.epochs.has_retired() {
+            // A value may be stored in pieces instead, which takes less time than compaction may.
+            if compaction_guard.is_some() || purpose == SpaceFor::Value {
                 break;
             }
-            self.volume.epochs.readers_left().await;
+            match self.pause_compaction(steps).await {
+                Some(guard) => compaction_guard = Some(guard),
+                None => break,
+            }
         }
         let Some(_preparation_guard) = self.pause_preparation().await else { return Ok(None) };
         let epoch_guard = self.enter_epoch();
@@ -513,7 +537,7 @@ impl HashCore {
         let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
         let record = RecordToWrite { buffer, value_bytes: 0, stored_bytes: 0, meta };
         // That of a key without a record frees no space: it must not take what the others need.
-        let purpose = if found.is_some() { SpaceFor::Tombstone } else { SpaceFor::Value };
+        let purpose = if found.is_some() { SpaceFor::Tombstone } else { SpaceFor::NewTombstone };
         let epoch_guard = self.enter_epoch();
         let mut last_space_guard = None;
         let (epoch_guard, predecessor, extent) = match self.allocate(hash, units, purpose) {
@@ -525,7 +549,7 @@ impl HashCore {
                         last_space_guard = Some(lock_last_space(self).await);
                         SpaceFor::LastTombstone
                     }
-                    None => SpaceFor::Value,
+                    None => SpaceFor::NewTombstone,
                 };
                 // A mode that makes sure that the predecessor is verified.
                 let waited = self.wait_for_space(PutMode::UpdateOnly, hash, key, units, purpose).await?;

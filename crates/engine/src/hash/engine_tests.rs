@@ -21,6 +21,7 @@ fn volatile_engine() -> HashEngine {
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
@@ -69,6 +70,7 @@ fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
         cores: 2,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };

@@ -224,6 +224,7 @@ mod tests {
                 cores: 1,
                 cache_bytes: 0,
                 prepare_bytes: 0,
+                compact_bytes_per_second: 0,
                 clock: WallClock::default(),
             };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();

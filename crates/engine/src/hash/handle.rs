@@ -15,7 +15,7 @@ use crate::{
     KeyStatus, LookupStage, NoIterator, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink,
     StoredValue, ValueRange,
 };
-use futures_util::future::join;
+use futures_util::future::join3;
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
@@ -91,6 +91,14 @@ impl HashEngine {
     pub async fn prepare_next(&self) -> Result<bool, EngineError> {
         let core = Rc::clone(&self.core);
         self.core.abandoned.detachable(async move { core.prepare_next().await }).await
+    }
+
+    /// Compacts once over the whole volume, as maintenance does, but without pauses. False if nothing was gained.
+    ///
+    /// # Errors
+    /// Device failures, and no memory: what was not joined or moved remains as it was.
+    pub async fn compact(&self) -> Result<bool, EngineError> {
+        self.core.compact().await
     }
 }
 
@@ -170,10 +178,11 @@ impl Engine for HashEngine {
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
         let (rounds, report) = (Cell::new(0), RefCell::new(report));
         let report = |error| report.borrow_mut()(error);
-        // Preparation waits for rounds of maintenance: one task polls both.
-        join(
+        // Preparation and compaction wait for rounds of maintenance: one task polls them all.
+        join3(
             self.core.run_maintenance(handle, &rounds, report),
             self.core.run_preparation(handle, &rounds, report),
+            self.core.run_compaction(handle, &rounds, report),
         )
         .await;
     }
@@ -183,6 +192,7 @@ impl Engine for HashEngine {
     }
 
     async fn close(&self) -> Result<(), EngineError> {
+        self.core.end_compaction().await;
         self.checkpoint(true).await
     }
 

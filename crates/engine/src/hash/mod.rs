@@ -21,6 +21,8 @@
 //! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces, `piece_list`: their lists; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
+//!   `compaction`: what makes one record of a value in pieces, `compaction_step`: the steps of
+//!   that, `compaction_window`: the free runs that it makes for it, `compaction_state`: what all cores know of it.
 //!   `prepare`: zeros in never-written space ahead of its use. `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
@@ -28,6 +30,14 @@
 pub mod checkpoint;
 #[cfg(test)]
 mod colliding_tags_tests;
+mod compaction;
+#[cfg(test)]
+mod compaction_pace_tests;
+mod compaction_state;
+mod compaction_step;
+#[cfg(test)]
+mod compaction_tests;
+mod compaction_window;
 mod direct;
 mod engine;
 mod forget;

@@ -34,20 +34,20 @@ use std::sync::atomic::Ordering;
 const PIECES_AT_ONCE: usize = 8;
 
 /// Space for a value in pieces, which goes back to the volume when this is dropped.
-struct ReservedSpace<'a> {
+pub(super) struct ReservedSpace<'a> {
     volume: &'a HashVolume,
     /// The pieces, then the nodes.
     extents: Vec<Extent>,
     /// The number of pieces.
     pieces: usize,
     /// The record's own space.
-    head: Option<Extent>,
+    pub head: Option<Extent>,
     /// Whether writes into it may be in flight, which a drop does not end: it then stays allocated.
     is_being_written: Cell<bool>,
 }
 
 impl<'a> ReservedSpace<'a> {
-    fn new(volume: &'a HashVolume) -> ReservedSpace<'a> {
+    pub fn new(volume: &'a HashVolume) -> ReservedSpace<'a> {
         ReservedSpace {
             volume,
             extents: Vec::new(),
@@ -172,15 +172,26 @@ impl HashCore {
         hash: u128,
         layout: &PiecesLayout,
     ) -> Result<Option<ReservedSpace<'_>>, EngineError> {
-        flush_deferred(self).await?;
-        for waits_left in (0..=SPACE_WAITS_MAX).rev() {
-            if let Some(space) = self.reserve_pieces(hash, layout) {
-                return Ok(Some(space));
+        let steps = self.volume.compaction.steps();
+        let mut compaction_guard = None;
+        loop {
+            flush_deferred(self).await?;
+            for waits_left in (0..=SPACE_WAITS_MAX).rev() {
+                if let Some(space) = self.reserve_pieces(hash, layout) {
+                    return Ok(Some(space));
+                }
+                if waits_left == 0 || !self.volume.epochs.has_retired() {
+                    break;
+                }
+                self.volume.epochs.readers_left().await;
             }
-            if waits_left == 0 || !self.volume.epochs.has_retired() {
+            if compaction_guard.is_some() {
                 break;
             }
-            self.volume.epochs.readers_left().await;
+            match self.pause_compaction(steps).await {
+                Some(guard) => compaction_guard = Some(guard),
+                None => break,
+            }
         }
         let Some(_preparation_guard) = self.pause_preparation().await else { return Ok(None) };
         Ok(self.reserve_pieces(hash, layout))
@@ -251,6 +262,7 @@ impl HashCore {
         drop(epoch_guard);
         let piece_units: u64 = space.extents.iter().map(|extent| extent.units).sum();
         self.volume.count_units_of_pieces(piece_units as i64);
+        self.volume.compaction.values_in_pieces.fetch_add(1, Ordering::Relaxed);
         space.keep();
         Ok(PutOutcome::Stored)
     }
@@ -336,11 +348,23 @@ impl HashCore {
         record: &[u8],
         requested: ValueRange,
     ) -> Result<Buffer, EngineError> {
-        let unit = self.volume.unit_bytes();
-        let pieces = self.pieces_of(header, record).await?.map_err(|at| self.corrupt_at(at))?;
         let requested = requested.within(header.value_bytes as u32);
         let requested = requested.start as usize..requested.end as usize;
         let mut value = self.pool.take(requested.len()).ok_or(EngineError::NoMemory)?;
+        self.read_pieces_into(header, record, requested, &mut value).await?;
+        Ok(value)
+    }
+
+    /// The same into `value`, which has the length of `requested`, a range of the value.
+    pub(super) async fn read_pieces_into(
+        &self,
+        header: &RecordHeader,
+        record: &[u8],
+        requested: Range<usize>,
+        value: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let unit = self.volume.unit_bytes();
+        let pieces = self.pieces_of(header, record).await?.map_err(|at| self.corrupt_at(at))?;
         let mut touched = pieces
             .ranges(header.value_bytes, unit)
             .filter(|(_, range)| range.start < requested.end && requested.start < range.end);
@@ -365,7 +389,7 @@ impl HashCore {
             value[part.start - requested.start..part.end - requested.start]
                 .copy_from_slice(&buffer[part.start - range.start..part.end - range.start]);
         }
-        Ok(value)
+        Ok(())
     }
 
     /// The space of the pieces of a record that is about to leave the index; none if its list cannot be read: that space comes back
@@ -397,6 +421,7 @@ impl HashCore {
     pub(super) fn free_pieces(&self, old: Option<RecordRef>, freed: &[Extent]) {
         if let Some(old) = old {
             self.volume.lost_pieces.lock().remove(&old.location);
+            self.volume.compaction.values_in_pieces.fetch_sub(1, Ordering::Relaxed);
         }
         if freed.is_empty() {
             return;
@@ -412,7 +437,7 @@ impl HashCore {
 
 impl HashVolume {
     /// Counts units that pieces took, or gave up if negative.
-    fn count_units_of_pieces(&self, units: i64) {
+    pub(super) fn count_units_of_pieces(&self, units: i64) {
         let bytes = units.wrapping_mul(i64::from(self.layout().unit_bytes));
         self.used_bytes().fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -24,26 +24,33 @@ use octokv_runtime::block_on;
 use std::rc::Rc;
 use std::sync::Arc;
 
-const UNIT: u32 = 512;
+pub(super) const UNIT: u32 = 512;
 
-fn format_config(value_bytes_max: u32) -> FormatConfig {
+pub(super) fn format_config(value_bytes_max: u32) -> FormatConfig {
     FormatConfig { unit_bytes: Some(UNIT), value_bytes_max, seed: 42, ..FormatConfig::default() }
 }
 
-fn open_config(durability: Durability) -> OpenConfig {
-    OpenConfig { durability, cores: 1, cache_bytes: 0, prepare_bytes: 0, clock: WallClock::default() }
+pub(super) fn open_config(durability: Durability) -> OpenConfig {
+    OpenConfig {
+        durability,
+        cores: 1,
+        cache_bytes: 0,
+        prepare_bytes: 0,
+        compact_bytes_per_second: 0,
+        clock: WallClock::default(),
+    }
 }
 
 /// An open volume on a disk that completes operations in random order.
-struct TestVolume {
-    disk: PowerLossDisk,
-    engine: HashEngine,
-    config: FormatConfig,
-    durability: Durability,
+pub(super) struct TestVolume {
+    pub disk: PowerLossDisk,
+    pub engine: HashEngine,
+    pub config: FormatConfig,
+    pub durability: Durability,
 }
 
 impl TestVolume {
-    fn new(bytes: usize, value_bytes_max: u32, durability: Durability) -> TestVolume {
+    pub fn new(bytes: usize, value_bytes_max: u32, durability: Durability) -> TestVolume {
         let (disk, config) = (PowerLossDisk::new(vec![0; bytes], UNIT), format_config(value_bytes_max));
         let mut random = Prng::new(1);
         block_on(format(&disk, &config), || {
@@ -53,7 +60,7 @@ impl TestVolume {
         TestVolume::open(disk.image(), config, durability)
     }
 
-    fn open(image: DiskImage, config: FormatConfig, durability: Durability) -> TestVolume {
+    pub fn open(image: DiskImage, config: FormatConfig, durability: Durability) -> TestVolume {
         let (disk, pool, mut random) =
             (PowerLossDisk::new(image, UNIT), BufferPool::new(64 << 20), Prng::new(2));
         let device: Rc<dyn Device> = Rc::new(disk.clone());
@@ -64,25 +71,25 @@ impl TestVolume {
         TestVolume { disk, engine, config, durability }
     }
 
-    fn run<T>(&self, future: impl Future<Output = T>) -> T {
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let mut random = Prng::new(3);
         block_on(future, || {
             self.disk.complete_one(&mut random);
         })
     }
 
-    fn put(&self, index: u64, operation: u64, bytes: usize) -> PutOutcome {
+    pub fn put(&self, index: u64, operation: u64, bytes: usize) -> PutOutcome {
         let key = key_of(index);
         let record = record_of(self.engine.record_layout(), &key, &value_of(&key, operation, bytes));
         self.run(self.engine.put(&key, PutMode::Upsert, record, bytes)).expect("no fault")
     }
 
-    fn delete(&self, index: u64) -> DeleteOutcome {
+    pub fn delete(&self, index: u64) -> DeleteOutcome {
         self.run(self.engine.delete(&key_of(index))).expect("no fault")
     }
 
     /// The key has the value of an operation, whole and in parts.
-    fn assert_value(&self, index: u64, operation: u64, bytes: usize) {
+    pub fn assert_value(&self, index: u64, operation: u64, bytes: usize) {
         let (key, want) = (key_of(index), value_of(&key_of(index), operation, bytes));
         let found = self.run(self.engine.get(&key)).expect("no fault").expect("exists");
         assert!(found.as_bytes() == want, "key {index}");
@@ -102,20 +109,20 @@ impl TestVolume {
         assert_eq!(self.run(self.engine.exist(&key)), Ok(Some(bytes as usize)));
     }
 
-    fn free_units(&self) -> u64 {
+    pub fn free_units(&self) -> u64 {
         let statistics = self.engine.statistics();
         (statistics.capacity_bytes - statistics.used_bytes) / u64::from(UNIT)
     }
 
     /// The volume after a crash.
-    fn crash(&self) -> TestVolume {
+    pub fn crash(&self) -> TestVolume {
         self.run(self.engine.flush()).expect("no fault");
         TestVolume::open(self.disk.image(), self.config, self.durability)
     }
 }
 
 /// A volume whose free space is every second run of the units that a value of `bytes` takes. Gives the number of keys.
-fn fragmented(volume: &TestVolume, bytes: usize) -> u64 {
+pub(super) fn fragmented(volume: &TestVolume, bytes: usize) -> u64 {
     let count = (0..).find(|&index| volume.put(index, 1, bytes) == PutOutcome::Full).expect("a full volume");
     (0..count).filter(|index| index % 2 == 1).for_each(|index| {
         volume.delete(index);
@@ -208,14 +215,14 @@ fn a_value_longer_than_an_index_entry_can_name_is_stored_in_pieces() {
 }
 
 /// Runs with every value in pieces of two units.
-fn scattered<T>(run: impl FnOnce() -> T) -> T {
+pub(super) fn scattered<T>(run: impl FnOnce() -> T) -> T {
     inject(Some(InjectedBug::ScatterValues));
     let result = run();
     inject(None);
     result
 }
 
-fn suite(has_versions: bool) -> VolumeSuite<Arc<HashVolume>> {
+pub(super) fn suite(has_versions: bool) -> VolumeSuite<Arc<HashVolume>> {
     let (format, open) = (format_config(64 << 10), open_config(Durability::PowerSafe));
     let mut suite = VolumeSuite::new(format, open, vec![1 << 20], UNIT);
     suite.background =

@@ -78,6 +78,11 @@ impl RecordFlags {
         RecordFlags(self.0 | other.0)
     }
 
+    /// These flags but for those of `other`.
+    pub const fn without(self, other: RecordFlags) -> RecordFlags {
+        RecordFlags(self.0 & !other.0)
+    }
+
     /// Whether all of `other` are set.
     pub fn contains(self, other: RecordFlags) -> bool {
         self.0 & other.0 == other.0

@@ -65,6 +65,7 @@ pub async fn open(
         space: loaded.space,
         position: loaded.position,
         lost_pieces: loaded.lost_pieces,
+        values_in_pieces: loaded.values_in_pieces,
     };
     let (prepare_bytes, cores) = (config.prepare_bytes, config.cores);
     let volume = HashVolume::new(loaded.superblock, state, geometry.block_bytes, false, config);
@@ -85,6 +86,8 @@ pub(super) struct RecoveredState {
     pub(super) space: SpaceAllocator,
     /// Locations of records whose pieces are not known.
     pub(super) lost_pieces: FxHashSet<u64>,
+    /// Entries of the index whose values are in pieces.
+    pub(super) values_in_pieces: u64,
     pub(super) position: JournalPosition,
     /// Journal entries that were dropped because their records are incomplete.
     pub(super) dropped_entries: u64,
@@ -102,6 +105,7 @@ fn empty_state(superblock: &HashSuperblock, position: JournalPosition, fit: FitP
         space: SpaceAllocator::new(superblock.data_start_unit, superblock.data_units, bitmap_partitions, fit),
         position,
         lost_pieces: FxHashSet::default(),
+        values_in_pieces: 0,
     }
 }
 
@@ -130,7 +134,7 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
     };
     loader.read_checkpoint().await?;
     let position = loader.replay().await?;
-    let (space, lost_pieces) = loader.rebuild_bitmap().await?;
+    let (space, lost_pieces, values_in_pieces) = loader.rebuild_bitmap().await?;
     let Recovery { partitions, damaged_copies, dropped_entries, is_undecided, .. } = loader;
     // Checkpoint now: later batches mark these durable, so a future replay would skip their verification; both copies of the
     // last batches may differ; and what this recovery could not read, the next one could.
@@ -140,6 +144,7 @@ pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, O
         partitions,
         space,
         lost_pieces,
+        values_in_pieces,
         position,
         dropped_entries,
         damaged_copies,
@@ -373,11 +378,12 @@ impl Recovery<'_> {
     }
 
     /// Marks the space of every record as used, and of its pieces. Gives the locations of the records whose pieces are not known: those
-    /// values are lost, and their space is free.
-    async fn rebuild_bitmap(&self) -> Result<(SpaceAllocator, FxHashSet<u64>), OpenError> {
+    /// values are lost, and their space is free; and the number of values in pieces.
+    async fn rebuild_bitmap(&self) -> Result<(SpaceAllocator, FxHashSet<u64>, u64), OpenError> {
         let (space, mut in_pieces) = self.mark_records()?;
+        let values_in_pieces = in_pieces.len() as u64;
         if let Some(lost) = self.mark_pieces(&space, &mut in_pieces).await {
-            return Ok((space, lost));
+            return Ok((space, lost, values_in_pieces));
         }
         // A list that an earlier opening could not read names space that it gave to others. Newer records have that now.
         in_pieces.sort_unstable_by_key(|&(sequence, _)| Reverse(sequence));
@@ -389,7 +395,7 @@ impl Recovery<'_> {
                 Some(_) | None => drop(lost.insert(record_ref.location)),
             }
         }
-        Ok((space, lost))
+        Ok((space, lost, values_in_pieces))
     }
 
     /// Marks the units of each record. Gives the space, and the records whose values are in pieces.

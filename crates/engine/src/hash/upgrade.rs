@@ -46,10 +46,17 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);
-    let state = VolumeState { partitions, space, position, lost_pieces: loaded.lost_pieces };
+    let state = VolumeState {
+        partitions,
+        space,
+        position,
+        lost_pieces: loaded.lost_pieces,
+        values_in_pieces: loaded.values_in_pieces,
+    };
     let volume = HashVolume::new(loaded.superblock, state, device.geometry().block_bytes, false, config);
     let core = HashCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
     core.checkpoint(true).await?;

@@ -2,6 +2,7 @@
 //!
 //! Each part has its own lock, held for a few memory accesses and never across an await.
 
+use super::compaction_state::Compaction;
 use super::index::{Candidates, IndexEntry, RecordRef, TAG_BITS, is_fingerprint_of};
 use super::index_partition::IndexPartition;
 use super::journal::IndexChange;
@@ -38,6 +39,8 @@ const KEY_LOCK_SHARDS: usize = 1 << SHARD_BITS;
 pub(super) enum SpaceFor {
     /// A value.
     Value,
+    /// A tombstone of a key without a record.
+    NewTombstone,
     /// A tombstone in place of a record.
     Tombstone,
     /// The same, of the only delete that may take the last units.
@@ -89,6 +92,7 @@ pub struct HashVolume {
     pub(super) clock: WallClock,
     /// Locations of records whose lists of pieces could not be read at the opening: those pieces were not marked as used.
     pub(super) lost_pieces: Mutex<FxHashSet<u64>>,
+    pub(super) compaction: Compaction,
     /// Free units that only tombstones take, so that a full volume can be emptied.
     tombstone_units: u64,
 }
@@ -100,6 +104,8 @@ pub(super) struct VolumeState {
     pub(super) position: JournalPosition,
     /// Locations of records whose pieces are not known.
     pub(super) lost_pieces: FxHashSet<u64>,
+    /// Entries of the index whose values are in pieces.
+    pub(super) values_in_pieces: u64,
 }
 
 impl HashVolume {
@@ -141,6 +147,7 @@ impl HashVolume {
             prepared_bytes: AtomicU64::new(0),
             clock: config.clock,
             lost_pieces: Mutex::new(state.lost_pieces),
+            compaction: Compaction::new(config.compact_bytes_per_second, state.values_in_pieces),
             tombstone_units: tombstone_units(&superblock, volatile),
             superblock: Mutex::new(superblock),
         })
@@ -390,7 +397,7 @@ impl HashVolume {
         self.epochs.reclaim(core, 8, |extent| self.space.release(extent));
         let placement_hash = (hash >> 64) as u64;
         let spared_units = match purpose {
-            SpaceFor::Value => self.tombstone_units,
+            SpaceFor::Value | SpaceFor::NewTombstone => self.tombstone_units,
             SpaceFor::Tombstone => self.tombstone_units.min(LAST_UNITS),
             SpaceFor::LastTombstone => 0,
         };
@@ -468,7 +475,13 @@ impl HashVolume {
             || bug_injection::is_injected(InjectedBug::TrustEndInPlace)
     }
 
-    /// Whether no change is in flight to the journal, no checkpoint is being written, and no abandoned operation runs.
+    /// Whether the index has this record for a tag of a partition; waits for the partition's lock.
+    pub(super) fn has_entry(&self, partition: usize, tag: u64, record_ref: RecordRef) -> bool {
+        self.partitions[partition].state.lock().table.lookup(tag).any(|found| found == record_ref)
+    }
+
+    /// Whether no change is in flight to the journal, no checkpoint is being written, no step of compaction runs, and no
+    /// abandoned operation.
     pub fn is_idle(&self) -> bool {
         self.commits.is_idle()
             && self.abandoned.is_zero()
@@ -494,6 +507,7 @@ impl HashVolume {
             journal_batches: self.commits.batches_written(),
             checkpoints: self.checkpoints.load(Ordering::Relaxed),
             prepared_bytes: self.prepared_bytes.load(Ordering::Relaxed),
+            compaction: self.compaction.statistics(),
             ..EngineStatistics::default()
         };
         for partition in &self.partitions {

@@ -50,6 +50,7 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);

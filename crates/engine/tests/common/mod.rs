@@ -48,6 +48,7 @@ impl HashFixture {
             cores: 4,
             cache_bytes: 0,
             prepare_bytes: self.prepare_bytes,
+            compact_bytes_per_second: 0,
             clock: self.clock.clone(),
         }
     }

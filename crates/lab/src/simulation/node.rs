@@ -77,6 +77,7 @@ impl ExperimentNode<'_> {
                 cores: CORES,
                 cache_bytes: 0,
                 prepare_bytes: 0,
+                compact_bytes_per_second: 0,
                 clock: WallClock::default(),
             };
             let volume = async {

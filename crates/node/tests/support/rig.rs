@@ -552,6 +552,7 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
         cores,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         clock: WallClock::default(),
     };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")

@@ -196,6 +196,7 @@ impl EngineSession {
                     cores: 1,
                     cache_bytes,
                     prepare_bytes: 0,
+                    compact_bytes_per_second: 0,
                     clock: WallClock::default(),
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
