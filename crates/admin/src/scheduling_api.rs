@@ -8,6 +8,7 @@
 //! Conversions between these documents and `octokv_sched`, which validates the values.
 
 use octokv_base::Nanos;
+use octokv_engine::CompactionStatistics;
 use octokv_node::NamespaceStatus;
 use octokv_node::monitor::IntervalReport;
 use octokv_node::tenants::OVERFLOW_TENANT;
@@ -323,6 +324,24 @@ pub struct SchedulingReport {
     /// Space that was written ahead of its use, by namespace that has any; an earlier node reports none.
     #[serde(default)]
     pub prepared: Vec<PreparedReport>,
+    /// Values in pieces and their compaction, by namespace that has or had any; an earlier node reports none.
+    #[serde(default)]
+    pub compacted: Vec<CompactionReport>,
+}
+
+/// The values in pieces of a namespace, and what compaction did; its counts are since the namespace was opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompactionReport {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Values that are in pieces now.
+    pub values_in_pieces: u64,
+    /// Values in pieces that became one record.
+    pub joined_values: u64,
+    /// Records that were moved to make a run of free space.
+    pub moved_records: u64,
+    /// The records of both in bytes.
+    pub moved_bytes: u64,
 }
 
 /// The never-written space of a namespace's file that was written with zeros ahead of its use.
@@ -374,6 +393,20 @@ impl PreparedReport {
     pub fn of(namespace: &NamespaceStatus) -> Option<PreparedReport> {
         let (nsid, prepared_bytes) = (namespace.config.id.0, namespace.prepared_bytes);
         (prepared_bytes > 0).then_some(PreparedReport { nsid, prepared_bytes })
+    }
+}
+
+impl CompactionReport {
+    /// That of a namespace, if it has values in pieces or compaction did something.
+    pub fn of(namespace: &NamespaceStatus) -> Option<CompactionReport> {
+        let compaction = namespace.compaction;
+        (compaction != CompactionStatistics::default()).then_some(CompactionReport {
+            nsid: namespace.config.id.0,
+            values_in_pieces: compaction.values_in_pieces,
+            joined_values: compaction.joined_values,
+            moved_records: compaction.moved_records,
+            moved_bytes: compaction.moved_bytes,
+        })
     }
 }
 
@@ -447,6 +480,7 @@ impl SchedulingReport {
             tenants: tenants.collect(),
             caches: Vec::new(),
             prepared: Vec::new(),
+            compacted: Vec::new(),
         }
     }
 }

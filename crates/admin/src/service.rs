@@ -8,7 +8,9 @@ use crate::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
     NodeStatus,
 };
-use crate::scheduling_api::{CacheReport, PreparedReport, SchedConfigPatch, SchedulingReport};
+use crate::scheduling_api::{
+    CacheReport, CompactionReport, PreparedReport, SchedConfigPatch, SchedulingReport,
+};
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::{EngineKind, FormatConfig};
@@ -461,6 +463,7 @@ impl AdminService {
         Ok(SchedulingReport {
             caches: namespaces.iter().filter_map(CacheReport::of).collect(),
             prepared: namespaces.iter().filter_map(PreparedReport::of).collect(),
+            compacted: namespaces.iter().filter_map(CompactionReport::of).collect(),
             ..SchedulingReport::from_interval(&interval)
         })
     }

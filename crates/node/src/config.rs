@@ -25,6 +25,10 @@ pub const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// The most never-written space of a namespace that is written ahead of its use, in bytes, and the default for keys.
 pub const PREPARE_BYTES_MAX: u64 = 1 << 30;
 
+/// What compaction reads and writes by default, in bytes per second: a value of a MiB eight times a second, and one percent of what
+/// an NVMe drive transfers.
+pub const COMPACT_BYTES_PER_SECOND: u64 = 16 << 20;
+
 /// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceConfig {
@@ -109,6 +113,8 @@ pub struct NodeConfig {
     pub cache_bytes: u64,
     /// Never-written space of that device that is written ahead of its use: see [`NamespaceConfig::prepare_bytes`].
     pub prepare_bytes: u64,
+    /// What the compaction of a Key Value namespace's free space reads and writes, in bytes per second; 0 for no compaction.
+    pub compact_bytes_per_second: u64,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
@@ -160,6 +166,7 @@ impl Default for NodeConfig {
             drive_profile: None,
             cache_bytes: 0,
             prepare_bytes: PREPARE_BYTES_MAX,
+            compact_bytes_per_second: COMPACT_BYTES_PER_SECOND,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),

@@ -53,8 +53,8 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX,
-    NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, COMPACT_BYTES_PER_SECOND, CommandSetConfig, DeviceConfig,
+    ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};

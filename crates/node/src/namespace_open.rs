@@ -151,6 +151,8 @@ pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
     pub durability: Durability,
+    /// Of the compaction of each Key Value namespace; 0 for none.
+    pub compact_bytes_per_second: u64,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
@@ -163,6 +165,7 @@ impl NamespaceOpenOptions {
             driver: config.driver,
             device_depth: config.device_depth,
             durability: config.durability,
+            compact_bytes_per_second: config.compact_bytes_per_second,
             cores: config.cores.len(),
             seed: config.seed,
         }
@@ -316,7 +319,7 @@ fn open_volume(
         cores: options.cores,
         cache_bytes: config.cache_bytes,
         prepare_bytes: config.prepare_bytes,
-        compact_bytes_per_second: 0,
+        compact_bytes_per_second: options.compact_bytes_per_second,
         clock: WallClock::new(clock::wall),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
@@ -430,6 +433,7 @@ mod tests {
             driver: DeviceDriver::Threads,
             device_depth: 1,
             durability: Durability::PowerSafe,
+            compact_bytes_per_second: 0,
             cores: 1,
             seed: Some(1),
         };

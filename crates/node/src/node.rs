@@ -23,7 +23,7 @@ use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
-use octokv_engine::{CacheStatistics, EngineStatistics, Volume};
+use octokv_engine::{CacheStatistics, CompactionStatistics, EngineStatistics, Volume};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
@@ -59,6 +59,8 @@ pub struct NamespaceStatus {
     pub keys: Option<u64>,
     /// Never-written space that was written ahead of its use since it was opened, in bytes.
     pub prepared_bytes: u64,
+    /// Its values in pieces, and what compaction did since it was opened.
+    pub compaction: CompactionStatistics,
     /// Its cache of values; `None` if it has none.
     pub cache: Option<CacheStatistics>,
 }
@@ -284,6 +286,7 @@ impl RunningNode {
             used_bytes: info.used_bytes(),
             keys: statistics.map(|statistics| statistics.keys),
             prepared_bytes: statistics.map_or(0, |one| one.prepared_bytes),
+            compaction: statistics.unwrap_or_default().compaction,
             cache: statistics.map(|one| one.cache).filter(|cache| cache.capacity_bytes > 0),
         }
     }

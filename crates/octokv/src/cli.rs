@@ -155,6 +155,9 @@ pub struct ServeArgs {
     /// Never-written space of the file of namespace 1 that is written ahead of its use; 0 for none.
     #[arg(long, value_name = "SIZE")]
     pub prepare_bytes: Option<Size>,
+    /// What the compaction of a namespace's free space reads and writes per second; 0 for no compaction.
+    #[arg(long, value_name = "SIZE")]
+    pub compact_bytes_per_second: Option<Size>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
     /// file.
     #[arg(long, value_name = "BYTES")]

@@ -36,6 +36,7 @@ pub struct ConfigFile {
     pub engine: EngineArg,
     pub cache_bytes: Size,
     pub prepare_bytes: Size,
+    pub compact_bytes_per_second: Size,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -83,6 +84,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "engine",
     "cache_bytes",
     "prepare_bytes",
+    "compact_bytes_per_second",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -182,6 +184,7 @@ impl Default for ConfigFile {
             engine: EngineArg::default(),
             cache_bytes: Size(node.cache_bytes),
             prepare_bytes: Size(node.prepare_bytes),
+            compact_bytes_per_second: Size(node.compact_bytes_per_second),
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -277,6 +280,7 @@ impl ConfigFile {
         over(&mut self.engine, &flags.engine);
         over(&mut self.cache_bytes, &flags.cache_bytes);
         over(&mut self.prepare_bytes, &flags.prepare_bytes);
+        over(&mut self.compact_bytes_per_second, &flags.compact_bytes_per_second);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
         over(&mut self.durability, &flags.durability);
@@ -425,6 +429,7 @@ impl ConfigFile {
             drive_profile: self.nand.0,
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self.prepare_bytes.0,
+            compact_bytes_per_second: self.compact_bytes_per_second.0,
             format,
             reformat,
             durability: match self.durability {

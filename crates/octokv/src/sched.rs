@@ -266,7 +266,13 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
         let (nsid, bytes) = (prepared.nsid, Size(prepared.prepared_bytes));
         write!(out, "\nprepared of namespace {nsid}: {bytes}")?;
     }
-    if !interval.caches.is_empty() || !interval.prepared.is_empty() {
+    for compacted in &interval.compacted {
+        let (nsid, bytes) = (compacted.nsid, Size(compacted.moved_bytes));
+        write!(out, "\ncompaction of namespace {nsid}: {} values in pieces, ", compacted.values_in_pieces)?;
+        write!(out, "{} joined, ", compacted.joined_values)?;
+        write!(out, "{} records moved, {bytes} written", compacted.moved_records)?;
+    }
+    if !interval.caches.is_empty() || !interval.prepared.is_empty() || !interval.compacted.is_empty() {
         writeln!(out)?;
     }
     writeln!(out, "\nmeasured by core {} in {:.0} us", interval.measured_by, interval.took_us)?;

@@ -17,6 +17,7 @@ mod bench_systems;
 mod bench_targets;
 mod bench_workloads;
 mod common;
+mod compaction;
 mod devices;
 mod drivers;
 mod kill_restart;
