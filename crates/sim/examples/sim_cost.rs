@@ -45,6 +45,7 @@ const NODE: NodePlan = NodePlan {
     has_parallel_core: false,
     cache_bytes: 0,
     prepare_bytes: 0,
+    compact_bytes_per_second: 0,
     queue_depth: 256,
     in_capsule_bytes: 4096,
     max_h2c_data: 512 << 10,

@@ -331,6 +331,8 @@ impl KvRunner {
             let statistics = volume.statistics();
             self.simulation.stats.checkpoints += statistics.checkpoints;
             self.simulation.stats.cache_hits += statistics.cache.hits;
+            let compaction = statistics.compaction;
+            self.simulation.stats.compacted += compaction.joined_values + compaction.moved_records;
         }
     }
 

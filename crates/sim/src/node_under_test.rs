@@ -164,16 +164,10 @@ impl KvNodeUnderTest {
             }
             let pool = BufferPool::new(plan.pool_bytes);
             let cores = plan.cores + usize::from(plan.has_parallel_core);
-            let NodePlan { durability, cache_bytes, prepare_bytes, .. } = plan;
+            let NodePlan { durability, cache_bytes, prepare_bytes, compact_bytes_per_second, .. } = plan;
             let clock = WallClock::default();
-            let config = OpenConfig {
-                durability,
-                cores,
-                cache_bytes,
-                prepare_bytes,
-                compact_bytes_per_second: 0,
-                clock,
-            };
+            let config =
+                OpenConfig { durability, cores, cache_bytes, prepare_bytes, compact_bytes_per_second, clock };
             let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;

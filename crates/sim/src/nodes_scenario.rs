@@ -24,7 +24,7 @@ const FAULTY_DRIFT_MAX_PPM: u64 = 450_000;
 pub fn draw_nodes_plan(seed: u64) -> KvScenarioPlan {
     let mut plan = KvScenarioPlan::draw(seed, Scenario::Nodes);
     let random = &mut Prng::new(mix64(seed ^ 0x40de));
-    plan.nodes = vec![NodePlan { prepare_bytes: 0, ..plan.nodes[0] }; NODES];
+    plan.nodes = vec![NodePlan { prepare_bytes: 0, compact_bytes_per_second: 0, ..plan.nodes[0] }; NODES];
     // A client host has at least a session for each node.
     plan.hosts.iter_mut().for_each(|host| host.sessions = host.sessions.max(NODES));
     plan.clocks = (0..NODES + plan.hosts.len()).map(|_| draw_clock(random)).collect();

@@ -143,6 +143,8 @@ pub struct NodePlan {
     pub cache_bytes: u64,
     /// Space of the disk that is written with zeros ahead of its use, in bytes; 0 for none.
     pub prepare_bytes: u64,
+    /// What compaction may read and write, in bytes per second; 0 for none.
+    pub compact_bytes_per_second: u64,
     /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_depth: u16,
     /// In-capsule data size of I/O queues, in bytes.
@@ -352,6 +354,7 @@ impl KvScenarioPlan {
         node.has_owner_cores = Prng::new(mix64(seed ^ 0x0e4e)).one_in(3);
         node.cache_bytes = draw_cache_bytes(seed);
         node.prepare_bytes = draw_prepare_bytes(seed);
+        node.compact_bytes_per_second = draw_compact_bytes_per_second(seed);
         node.format_version = draw_format_version(seed);
         if random.one_in(2) {
             // A small disk makes the engine reuse space soon.
@@ -393,6 +396,13 @@ pub(crate) fn draw_prepare_bytes(seed: u64) -> u64 {
     pick(&mut random, &[0, 32 << 10, 256 << 10, 1 << 20, 1 << 30, 0])
 }
 
+/// The rate of compaction of a seed: none in a third of them; else slow, or as fast as the disk, since a phase is short. A generator of
+/// its own, as above.
+pub(crate) fn draw_compact_bytes_per_second(seed: u64) -> u64 {
+    let mut random = Prng::new(mix64(seed ^ 0xc03bac7));
+    pick(&mut random, &[0, 16 << 20, 1 << 40])
+}
+
 /// The version of the engine's format of a seed, by a generator of its own.
 pub(crate) fn draw_format_version(seed: u64) -> u16 {
     if Prng::new(mix64(seed ^ 0xf0e4a7)).one_in(2) { 2 } else { 1 }
@@ -427,6 +437,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         has_owner_cores: false,
         cache_bytes: 0,
         prepare_bytes: 0,
+        compact_bytes_per_second: 0,
         queue_depth: pick(random, &[2, 5, 32, 256]),
         in_capsule_bytes: pick(random, &[0, 512, 4096, 16 << 10]),
         max_h2c_data: pick(random, &[4096, 16 << 10, 512 << 10]),

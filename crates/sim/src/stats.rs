@@ -26,6 +26,8 @@ pub struct ScenarioStats {
     pub checkpoints: u64,
     /// Reads that a cache of values served, of volumes that were open at a crash or at the end.
     pub cache_hits: u64,
+    /// Values in pieces that compaction joined, and records that it moved, of the same volumes.
+    pub compacted: u64,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
     /// Accesses to memory in place: by commands that end at once.

@@ -2,7 +2,7 @@
 //! simulator.
 
 use octokv_engine::bug_injection::{InjectedBug, inject, injected};
-use octokv_sim::{Scenario, SweepConfig, SweepResult, run_sweep};
+use octokv_sim::{Scenario, SweepConfig, SweepResult, run_seed, run_sweep};
 use std::sync::Once;
 
 /// Silences panics while a bug is injected: a failed assertion is an expected finding.
@@ -129,6 +129,12 @@ fn values_in_pieces_alone_are_no_bug() {
         let outcome = run_with_bug(InjectedBug::ScatterValues, scenario, 60);
         assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
     }
+    // Compaction joins them in the seeds that have it.
+    inject(Some(InjectedBug::ScatterValues));
+    let compacted = (0..30).map(|seed| run_seed(seed, Scenario::Crashes, false).expect("no bug").compacted);
+    let compacted: u64 = compacted.sum();
+    inject(None);
+    assert!(compacted > 100, "{compacted} values were joined");
 }
 
 #[test]
@@ -145,6 +151,12 @@ fn a_recovery_that_does_not_verify_pieces_is_found() {
 fn pieces_whose_space_is_given_up_too_early_are_found() {
     assert_found(InjectedBug::FreePiecesEarly, Scenario::Calm, 300);
     assert_found(InjectedBug::FreePiecesEarly, Scenario::Crashes, 300);
+}
+
+#[test]
+fn pieces_whose_space_compaction_gives_up_too_early_are_found() {
+    assert_found(InjectedBug::CompactionFreesEarly, Scenario::Calm, 300);
+    assert_found(InjectedBug::CompactionFreesEarly, Scenario::Crashes, 300);
 }
 
 #[test]

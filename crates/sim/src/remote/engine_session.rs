@@ -15,6 +15,7 @@ use crate::draw::{draw_value_bytes, draw_weighted};
 use crate::history::{CallId, History};
 use crate::node_under_test::{AuditResult, audit_keys};
 use crate::progress::{LoadProgress, TrackProgress};
+use crate::scenario::NodePlan;
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_client::{ClientConfig, RemoteSession, Session};
 use octokv_device::Device;
@@ -182,7 +183,7 @@ impl EngineSession {
         let (shared, opened_by_task) = (Rc::clone(&self.shared), Rc::clone(&opened));
         let (format, handle) = (self.plan.format_config(), self.handle.clone());
         let pool = BufferPool::new(self.plan.node.pool_bytes);
-        let cache_bytes = self.plan.node.cache_bytes;
+        let NodePlan { cache_bytes, compact_bytes_per_second, .. } = self.plan.node;
         self.connected = Some(ConnectedEngine { remote, channel, opened });
         self.handle.spawn(async move {
             let open = async {
@@ -196,7 +197,7 @@ impl EngineSession {
                     cores: 1,
                     cache_bytes,
                     prepare_bytes: 0,
-                    compact_bytes_per_second: 0,
+                    compact_bytes_per_second,
                     clock: WallClock::default(),
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;

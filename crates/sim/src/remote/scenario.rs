@@ -3,8 +3,8 @@
 use crate::blocks::scenario::{BlockLoad, BlockScenarioPlan, DiskPlan};
 use crate::draw::{between, pick};
 use crate::scenario::{
-    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_cache_bytes, draw_format_version, draw_host,
-    draw_link, draw_load, draw_node, draw_phase,
+    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_cache_bytes, draw_compact_bytes_per_second,
+    draw_format_version, draw_host, draw_link, draw_load, draw_node, draw_phase,
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -51,7 +51,8 @@ impl RemoteScenarioPlan {
         let fault_profile = pick(random, &fault_profiles);
         let cache_bytes = draw_cache_bytes(seed);
         let format_version = draw_format_version(seed);
-        let node = NodePlan { cache_bytes, format_version, ..draw_node(random) };
+        let compact_bytes_per_second = draw_compact_bytes_per_second(seed);
+        let node = NodePlan { cache_bytes, format_version, compact_bytes_per_second, ..draw_node(random) };
         let block_bytes = if node.unit_bytes == 4096 { pick(random, &[512, 4096]) } else { 512 };
         let host = ClientHostPlan { sessions: 1, ..draw_host(random, fault_profile, &node) };
         let count = between(random, 2, 5);
