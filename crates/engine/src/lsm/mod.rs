@@ -13,7 +13,20 @@
 //! # Layout
 //! - [`entry`]: what a write left of a key, its place in the order, and its encoding. [`cursor`]: what moves over entries.
 //! - [`table`]: sorted entries on the device.
+//! - [`table_meta`]: metadata of tables and value segments. [`reclaim`]: the space that none of it refers to.
+//!   [`shared_tree`]: persistent ordered trees. [`lost_ranges`]: keys of which entries were lost.
+//! - [`tree_version`]: the tables and segments of one moment. [`version_set`]: the current ones. [`version_edit`]: what changes, and its bytes;
+//!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 
 pub mod cursor;
+pub mod edit_parts;
 pub mod entry;
+pub mod lost_ranges;
+pub mod reclaim;
+pub mod shared_tree;
 pub mod table;
+pub mod table_meta;
+pub mod tree_version;
+pub mod version_edit;
+pub mod version_image;
+pub mod version_set;

@@ -1,0 +1,598 @@
+//! Versions of the tree: which tables, segments and lost ranges there are between two edits. Never changed.
+//!
+//! ```text
+//!   TreeVersion ─▶ level 0: list, newest first          │ may overlap
+//!               ─▶ levels 1–6: SharedTree of tables     │ by key, disjoint; a version shares nodes with the ones before and after it
+//!               ─▶ segments: SharedTree, lost ranges
+//! ```
+//! In: an edit. Out: the next version, or what is wrong with the edit: edits come from journals and images, too.
+//!
+//! Invariants: levels 1 and below are ordered by key and disjoint; a table is in one level; every entry of a key in a level is newer than all in the
+//! levels below it, and in level 0 a table is newer than those behind it where they overlap. The last is the caller's: a compaction takes whatever overlaps
+//! (`compaction_choice.rs`).
+//! Tested below and in `version_model_tests.rs`.
+
+use super::lost_ranges::LostRanges;
+use super::shared_tree::{SharedTree, TreeChange};
+use super::table_meta::{SegmentMeta, SegmentState, TableMeta};
+use super::version_edit::{LEVELS, TableRemoval, VersionEdit};
+use crate::common::allocator::Extent;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What is wrong with an edit, or with a version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VersionProblem {
+    /// The edit removes or moves a table that is not there.
+    TableMissing {
+        /// The level where it should be.
+        level: usize,
+        /// Its number.
+        id: u64,
+    },
+    /// A new table has a number that was used.
+    TableTwice {
+        /// The number.
+        id: u64,
+    },
+    /// Two tables of a level other than 0 share keys.
+    TablesOverlap {
+        /// The level.
+        level: usize,
+        /// The table with the lower first key.
+        before: u64,
+        /// The other one.
+        after: u64,
+    },
+    /// A table refers to a segment that is not there.
+    SegmentOfTableMissing {
+        /// The table.
+        table: u64,
+        /// The segment.
+        segment: u32,
+    },
+    /// The edit seals or removes a segment that is not there.
+    SegmentMissing {
+        /// The segment.
+        segment: u32,
+    },
+    /// A new segment has a number that was used, or a segment is sealed twice.
+    SegmentTwice {
+        /// The number.
+        segment: u32,
+    },
+    /// The edit removes a segment to which tables refer, or changes that are not in tables.
+    SegmentInUse {
+        /// The segment.
+        segment: u32,
+    },
+    /// Two tables or segments share space.
+    ExtentsOverlap {
+        /// The first unit of one.
+        location: u64,
+        /// The first unit of the other.
+        other_location: u64,
+    },
+    /// A table or segment lies outside of the space for them.
+    ExtentOutside {
+        /// Its first unit.
+        location: u64,
+    },
+    /// What is flushed would become less.
+    FlushedBackwards {
+        /// The sequence number of the edit.
+        through: u64,
+    },
+}
+
+impl fmt::Display for VersionProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            VersionProblem::TableMissing { level, id } => write!(f, "table {id} is not in level {level}"),
+            VersionProblem::TableTwice { id } => write!(f, "a second table has the number {id}"),
+            VersionProblem::TablesOverlap { level, before, after } => {
+                write!(f, "tables {before} and {after} of level {level} share keys")
+            }
+            VersionProblem::SegmentOfTableMissing { table, segment } => {
+                write!(f, "table {table} refers to segment {segment}, which is not there")
+            }
+            VersionProblem::SegmentMissing { segment } => write!(f, "segment {segment} is not there"),
+            VersionProblem::SegmentTwice { segment } => {
+                write!(f, "segment {segment} is there or sealed already")
+            }
+            VersionProblem::SegmentInUse { segment } => write!(f, "segment {segment} is in use"),
+            VersionProblem::ExtentsOverlap { location, other_location } => {
+                write!(f, "the extents at units {location} and {other_location} overlap")
+            }
+            VersionProblem::ExtentOutside { location } => {
+                write!(f, "the extent at unit {location} is outside of the space for tables and segments")
+            }
+            VersionProblem::FlushedBackwards { through } => {
+                write!(f, "changes beyond {through} were flushed already")
+            }
+        }
+    }
+}
+
+/// The tables and segments of one moment.
+#[derive(Clone, Default)]
+pub struct TreeVersion {
+    /// Newest first.
+    level0: Arc<[Arc<TableMeta>]>,
+    level0_bytes: u64,
+    /// Level 1 and below.
+    levels: [SharedTree<TableMeta>; LEVELS - 1],
+    segments: SharedTree<SegmentState>,
+    lost: LostRanges,
+    flushed_through: u64,
+    last_table_id: u64,
+    last_segment_id: u32,
+}
+
+/// The changes of a level by first key: the table that comes, and the number of the one that goes.
+type LevelChanges = BTreeMap<Vec<u8>, (Option<Arc<TableMeta>>, Option<u64>)>;
+
+impl TreeVersion {
+    /// The tables of level 0, newest first.
+    pub fn level0(&self) -> &[Arc<TableMeta>] {
+        &self.level0
+    }
+
+    /// The tables of a level, by key. REQUIRES: `1 <= level < LEVELS`.
+    pub fn level(&self, level: usize) -> &SharedTree<TableMeta> {
+        assert!((1..LEVELS).contains(&level), "level {level}");
+        &self.levels[level - 1]
+    }
+
+    /// The number of tables of any level.
+    pub fn level_tables(&self, level: usize) -> usize {
+        if level == 0 { self.level0.len() } else { self.level(level).len() }
+    }
+
+    /// The bytes of the tables of any level.
+    pub fn level_bytes(&self, level: usize) -> u64 {
+        if level == 0 { self.level0_bytes } else { self.level(level).summary().bytes }
+    }
+
+    /// All tables with their levels.
+    pub fn tables(&self) -> impl Iterator<Item = (usize, &Arc<TableMeta>)> {
+        let level0 = self.level0.iter().map(|table| (0, table));
+        let below = |level| self.level(level).iter().map(move |table| (level, table));
+        level0.chain((1..LEVELS).flat_map(below))
+    }
+
+    /// The only table of a level that may have entries of a key. REQUIRES: `1 <= level < LEVELS`.
+    pub fn table_of(&self, level: usize, key: &[u8]) -> Option<&Arc<TableMeta>> {
+        self.level(level).floor(key).filter(|table| key <= table.last_key())
+    }
+
+    /// The ranks of the tables of a level that share keys with those from `first` to `last`, both included. REQUIRES: `1 <= level < LEVELS`.
+    pub fn overlapping(&self, level: usize, first: &[u8], last: &[u8]) -> Range<usize> {
+        let tables = self.level(level);
+        let begun = tables.rank(first, true);
+        let reaches = |rank: &usize| tables.nth(*rank).is_some_and(|table| first <= table.last_key());
+        let start = begun.checked_sub(1).filter(reaches).unwrap_or(begun);
+        start..tables.rank(last, true).max(start)
+    }
+
+    /// Whether no level below `level` has a table with keys from `first` to `last`.
+    pub fn is_bottommost(&self, level: usize, first: &[u8], last: &[u8]) -> bool {
+        (level + 1..LEVELS).all(|below| self.overlapping(below, first, last).is_empty())
+    }
+
+    /// The segments.
+    pub fn segments(&self) -> &SharedTree<SegmentState> {
+        &self.segments
+    }
+
+    /// The segment of a value address.
+    pub fn segment(&self, id: u32) -> Option<&Arc<SegmentMeta>> {
+        self.segments.get(&id).map(|segment| &segment.meta)
+    }
+
+    /// The keys of which entries were lost.
+    pub fn lost(&self) -> &LostRanges {
+        &self.lost
+    }
+
+    /// Changes up to this sequence number are in tables: the journal is needed from the next on.
+    pub fn flushed_through(&self) -> u64 {
+        self.flushed_through
+    }
+
+    /// The highest number that a table has or had.
+    pub fn last_table_id(&self) -> u64 {
+        self.last_table_id
+    }
+
+    /// The highest number that a segment has or had.
+    pub fn last_segment_id(&self) -> u32 {
+        self.last_segment_id
+    }
+
+    /// The version after an edit. Costs time and memory by what changes, and by the logarithm of what there is.
+    ///
+    /// Extents, and the bytes that tables refer to in segments, are not looked at: see [`TreeVersion::check_extents`] and
+    /// [`super::version_set::SegmentUsage`].
+    ///
+    /// # Errors
+    /// What is wrong with the edit.
+    pub fn edited(&self, edit: &VersionEdit) -> Result<TreeVersion, VersionProblem> {
+        let mut next = self.clone();
+        next.change_tables(self, edit)?;
+        next.change_segments(edit)?;
+        next.lost = self.lost.edited(&edit.added_lost, &edit.removed_lost);
+        if let Some(through) = edit.flushed_through {
+            if through < self.flushed_through {
+                return Err(VersionProblem::FlushedBackwards { through });
+            }
+            next.flushed_through = through;
+        }
+        Ok(next)
+    }
+
+    /// A table of a level, by number and first key.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn find(&self, removal: &TableRemoval) -> Result<&Arc<TableMeta>, VersionProblem> {
+        let TableRemoval { level, id, ref first_key } = *removal;
+        let found = match level {
+            0 => self.level0.iter().find(|table| table.id() == id && table.first_key() == first_key),
+            _ => self.level(level).get(first_key).filter(|table| table.id() == id),
+        };
+        found.ok_or(VersionProblem::TableMissing { level, id })
+    }
+
+    fn change_tables(&mut self, before: &TreeVersion, edit: &VersionEdit) -> Result<(), VersionProblem> {
+        let mut changes: [LevelChanges; LEVELS] = Default::default();
+        let mut come = Vec::with_capacity(edit.added_tables.len() + edit.moved_tables.len());
+        let mut go = |removal: &TableRemoval| -> Result<Arc<TableMeta>, VersionProblem> {
+            let table = before.find(removal)?;
+            // Of level 0 the number is needed, too: first keys may be equal there.
+            let key = match removal.level {
+                0 => table.id().to_be_bytes().to_vec(),
+                _ => removal.first_key.clone(),
+            };
+            let gone = changes[removal.level].entry(key).or_default().1.replace(table.id());
+            match gone {
+                None => Ok(table.clone()),
+                Some(_) => Err(VersionProblem::TableMissing { level: removal.level, id: removal.id }),
+            }
+        };
+        edit.removed_tables.iter().try_for_each(|removal| go(removal).map(|_| ()))?;
+        for moved in &edit.moved_tables {
+            come.push((moved.to_level, go(&moved.from)?));
+        }
+        let mut added: Vec<&(usize, Arc<TableMeta>)> = edit.added_tables.iter().collect();
+        added.sort_by_key(|(_, table)| table.id());
+        for (level, table) in added {
+            if table.id() <= self.last_table_id {
+                return Err(VersionProblem::TableTwice { id: table.id() });
+            }
+            self.last_table_id = table.id();
+            come.push((*level, table.clone()));
+        }
+        let (level0_comes, below): (Vec<_>, Vec<_>) = come.into_iter().partition(|(level, _)| *level == 0);
+        for (level, table) in below {
+            let change = &mut changes[level].entry(table.first_key().to_vec()).or_default().0;
+            if let Some(other) = change.replace(table.clone()) {
+                return Err(VersionProblem::TablesOverlap { level, before: other.id(), after: table.id() });
+            }
+        }
+        let [level0_changes, below @ ..] = changes;
+        if !level0_comes.is_empty() || !level0_changes.is_empty() {
+            let goes = |table: &&Arc<TableMeta>| level0_changes.contains_key(&table.id().to_be_bytes()[..]);
+            let stays = before.level0.iter().filter(|table| !goes(table)).cloned();
+            let mut level0: Vec<_> = stays.chain(level0_comes.into_iter().map(|(_, table)| table)).collect();
+            level0.sort_by_key(|table| std::cmp::Reverse((table.largest_sequence(), table.id())));
+            self.level0_bytes = level0.iter().map(|table| table.bytes()).fold(0, u64::saturating_add);
+            self.level0 = level0.into();
+        }
+        for (index, changes) in below.into_iter().enumerate().filter(|(_, changes)| !changes.is_empty()) {
+            self.change_level(index + 1, changes)?;
+        }
+        Ok(())
+    }
+
+    fn change_level(&mut self, level: usize, changes: LevelChanges) -> Result<(), VersionProblem> {
+        let tree = self.level(level);
+        let mut come = Vec::new();
+        let mut list = Vec::with_capacity(changes.len());
+        for (key, (table, gone)) in changes {
+            if let (Some(table), None) = (&table, gone)
+                && let Some(other) = tree.get(&key)
+            {
+                let (before, after) = (other.id(), table.id());
+                return Err(VersionProblem::TablesOverlap { level, before, after });
+            }
+            list.push(match table {
+                Some(table) => {
+                    come.push(table.clone());
+                    TreeChange::Put(table)
+                }
+                None => TreeChange::Remove(key),
+            });
+        }
+        let tree = tree.edited(&list);
+        for table in come {
+            let rank = tree.rank(table.first_key(), false);
+            for (before, after) in [(rank.wrapping_sub(1), rank), (rank, rank + 1)] {
+                if let (Some(before), Some(after)) = (tree.nth(before), tree.nth(after))
+                    && before.last_key() >= after.first_key()
+                {
+                    let (before, after) = (before.id(), after.id());
+                    return Err(VersionProblem::TablesOverlap { level, before, after });
+                }
+            }
+        }
+        self.levels[level - 1] = tree;
+        Ok(())
+    }
+
+    fn change_segments(&mut self, edit: &VersionEdit) -> Result<(), VersionProblem> {
+        let mut changes: BTreeMap<u32, Option<SegmentState>> = BTreeMap::new();
+        let mut added: Vec<&Arc<SegmentMeta>> = edit.added_segments.iter().collect();
+        added.sort_by_key(|segment| segment.id());
+        for segment in added {
+            let id = segment.id();
+            if id <= self.last_segment_id {
+                return Err(VersionProblem::SegmentTwice { segment: id });
+            }
+            self.last_segment_id = id;
+            changes.insert(id, Some(SegmentState { meta: segment.clone(), seal: None }));
+        }
+        for &(id, seal) in &edit.sealed_segments {
+            let state = match changes.get(&id) {
+                Some(state) => state.clone(),
+                None => self.segments.get(&id).map(|state| SegmentState::clone(state)),
+            };
+            let mut state = state.ok_or(VersionProblem::SegmentMissing { segment: id })?;
+            if state.seal.replace(seal).is_some() {
+                return Err(VersionProblem::SegmentTwice { segment: id });
+            }
+            changes.insert(id, Some(state));
+        }
+        for &id in &edit.removed_segments {
+            let is_there = match changes.get(&id) {
+                Some(state) => state.is_some(),
+                None => self.segments.get(&id).is_some(),
+            };
+            if !is_there {
+                return Err(VersionProblem::SegmentMissing { segment: id });
+            }
+            changes.insert(id, None);
+        }
+        let change = |(id, state)| match state {
+            Some(state) => TreeChange::Put(Arc::new(state)),
+            None => TreeChange::Remove(id),
+        };
+        let list: Vec<TreeChange<SegmentState, u32>> = changes.into_iter().map(change).collect();
+        self.segments = self.segments.edited(&list);
+        Ok(())
+    }
+
+    /// The extents of all tables and segments, in no order.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> {
+        let segments = self.segments.iter().map(|segment| segment.meta.extent());
+        self.tables().map(|(_, table)| table.extent()).chain(segments)
+    }
+
+    /// Whether all tables and segments lie in these units, none on another. For what was read from a device: n log n in time.
+    ///
+    /// # Errors
+    /// The first extent that does not.
+    pub fn check_extents(&self, units: Range<u64>) -> Result<(), VersionProblem> {
+        let mut extents: Vec<Extent> = self.extents().collect();
+        extents.sort_unstable_by_key(|extent| extent.location);
+        // Locations and lengths are limited (`is_extent`), so that sums do not overflow.
+        let end = |extent: &Extent| extent.location + extent.units;
+        let is_outside = |extent: &&Extent| extent.location < units.start || end(extent) > units.end;
+        if let Some(extent) = extents.iter().find(is_outside) {
+            return Err(VersionProblem::ExtentOutside { location: extent.location });
+        }
+        match extents.windows(2).find(|pair| end(&pair[0]) > pair[1].location) {
+            Some(pair) => Err(VersionProblem::ExtentsOverlap {
+                location: pair[0].location,
+                other_location: pair[1].location,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Restores the highest numbers that were given, as an image has them. The numbers of tables and segments are no higher.
+    pub fn with_last_ids(mut self, last_table_id: u64, last_segment_id: u32) -> TreeVersion {
+        self.last_table_id = self.last_table_id.max(last_table_id);
+        self.last_segment_id = self.last_segment_id.max(last_segment_id);
+        self
+    }
+}
+
+impl fmt::Debug for TreeVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tables = (0..LEVELS).map(|level| self.level_tables(level));
+        let mut debug = f.debug_struct("TreeVersion");
+        debug.field("tables", &tables.collect::<Vec<_>>()).field("segments", &self.segments.len());
+        debug.field("lost", &self.lost).field("flushed_through", &self.flushed_through).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reclaim::ReclaimQueue;
+    use super::super::table_meta::SegmentSeal;
+    use super::super::table_meta::tests::table_fields;
+    use super::super::version_edit::TableMove;
+    use super::*;
+
+    fn table(queue: &Arc<ReclaimQueue>, id: u64, first: &[u8], last: &[u8]) -> Arc<TableMeta> {
+        TableMeta::new(&table_fields(id, first, last), queue)
+    }
+
+    fn added(tables: &[(usize, &Arc<TableMeta>)]) -> VersionEdit {
+        let added_tables = tables.iter().map(|(level, table)| (*level, (*table).clone())).collect();
+        VersionEdit { added_tables, ..VersionEdit::default() }
+    }
+
+    fn removal(level: usize, table: &TableMeta) -> TableRemoval {
+        TableRemoval { level, id: table.id(), first_key: table.first_key().to_vec() }
+    }
+
+    fn ids(tables: &[Arc<TableMeta>]) -> Vec<u64> {
+        tables.iter().map(|table| table.id()).collect()
+    }
+
+    #[test]
+    fn tables_are_found_by_key_and_by_range() {
+        let queue = ReclaimQueue::new();
+        let tables = [(1, b"b", b"d"), (2, b"e", b"e"), (3, b"h", b"k")];
+        let tables = tables.map(|(id, first, last)| table(&queue, id, first, last));
+        let edit = added(&[(2, &tables[0]), (2, &tables[1]), (2, &tables[2])]);
+        let version = TreeVersion::default().edited(&edit).unwrap();
+        let found = |key: &[u8]| version.table_of(2, key).map(|table| table.id());
+        let keys: [&[u8]; 9] = [b"a", b"b", b"d", b"da", b"e", b"f", b"h", b"k", b"l"];
+        let wanted = [None, Some(1), Some(1), None, Some(2), None, Some(3), Some(3), None];
+        assert_eq!(keys.map(found), wanted);
+        //   want  from   to
+        let ranges: [(Range<usize>, &[u8], &[u8]); 7] = [
+            (0..0, b"", b"az"),
+            (0..1, b"a", b"b"),
+            (0..3, b"c", b"i"),
+            (1..2, b"dd", b"e"),
+            (2..2, b"f", b"g"),
+            (2..3, b"k", b"z"),
+            (3..3, b"l", b"z"),
+        ];
+        for (want, first, last) in ranges {
+            assert_eq!(version.overlapping(2, first, last), want, "{first:?} to {last:?}");
+        }
+        assert!(version.is_bottommost(2, b"b", b"b") && version.is_bottommost(1, b"f", b"g"));
+        assert!(!version.is_bottommost(1, b"c", b"c"));
+        assert_eq!((version.level_tables(2), version.level_bytes(2)), (3, 3 << 20));
+        assert_eq!(version.tables().map(|(level, table)| (level, table.id())).last(), Some((2, 3)));
+    }
+
+    #[test]
+    fn level_0_is_newest_first_whatever_the_order_of_flushes() {
+        let queue = ReclaimQueue::new();
+        let (one, two, three) =
+            (table(&queue, 1, b"a", b"z"), table(&queue, 2, b"a", b"z"), table(&queue, 3, b"a", b"c"));
+        let version = TreeVersion::default().edited(&added(&[(0, &two)])).unwrap();
+        assert_eq!(version.edited(&added(&[(0, &one)])).unwrap_err(), VersionProblem::TableTwice { id: 1 });
+        let version = version.edited(&added(&[(0, &three)])).unwrap();
+        assert_eq!((ids(version.level0()), version.level_bytes(0)), (vec![3, 2], 2 << 20));
+        let edit = VersionEdit { removed_tables: vec![removal(0, &two)], ..VersionEdit::default() };
+        assert_eq!(ids(version.edited(&edit).unwrap().level0()), [3]);
+    }
+
+    #[test]
+    fn a_moved_table_keeps_its_metadata_and_its_space() {
+        let queue = ReclaimQueue::new();
+        let one = table(&queue, 1, b"a", b"c");
+        let version = TreeVersion::default().edited(&added(&[(0, &one)])).unwrap();
+        let edit = VersionEdit {
+            moved_tables: vec![TableMove { from: removal(0, &one), to_level: 1 }],
+            ..VersionEdit::default()
+        };
+        drop(one);
+        let next = version.edited(&edit).unwrap();
+        assert_eq!((next.level_tables(0), next.level_tables(1), version.level_tables(0)), (0, 1, 1));
+        drop(version);
+        assert_eq!(queue.take(), []);
+        drop(next);
+        assert_eq!(queue.take().len(), 1);
+    }
+
+    #[test]
+    fn a_table_may_take_the_place_of_one_with_the_same_first_key() {
+        let queue = ReclaimQueue::new();
+        let (one, two) = (table(&queue, 1, b"a", b"m"), table(&queue, 2, b"a", b"c"));
+        let version = TreeVersion::default().edited(&added(&[(1, &one)])).unwrap();
+        let mut edit = added(&[(1, &two)]);
+        assert_eq!(
+            version.edited(&edit).unwrap_err(),
+            VersionProblem::TablesOverlap { level: 1, before: 1, after: 2 }
+        );
+        edit.removed_tables.push(removal(1, &one));
+        assert_eq!(version.edited(&edit).unwrap().table_of(1, b"b").unwrap().id(), 2);
+    }
+
+    #[test]
+    fn an_inconsistent_edit_is_named_and_changes_nothing() {
+        let queue = ReclaimQueue::new();
+        let (one, two) = (table(&queue, 1, b"b", b"d"), table(&queue, 2, b"f", b"h"));
+        let version = TreeVersion::default().edited(&added(&[(1, &one), (1, &two)])).unwrap();
+        let overlap = |id, first: &[u8], last: &[u8]| {
+            version.edited(&added(&[(1, &table(&queue, id, first, last))])).unwrap_err()
+        };
+        let both = |before, after| VersionProblem::TablesOverlap { level: 1, before, after };
+        assert_eq!(overlap(3, b"a", b"b"), both(3, 1));
+        assert_eq!(overlap(3, b"d", b"e"), both(1, 3));
+        assert_eq!(overlap(3, b"e", b"z"), both(3, 2));
+        assert_eq!(overlap(3, b"c", b"c"), both(1, 3));
+        let remove = |removals: &[TableRemoval]| {
+            let edit = VersionEdit { removed_tables: removals.to_vec(), ..VersionEdit::default() };
+            version.edited(&edit).unwrap_err()
+        };
+        let missing = |level, id| VersionProblem::TableMissing { level, id };
+        assert_eq!(remove(&[removal(2, &one)]), missing(2, 1));
+        assert_eq!(remove(&[removal(0, &one)]), missing(0, 1));
+        assert_eq!(remove(&[TableRemoval { id: 9, ..removal(1, &one) }]), missing(1, 9));
+        assert_eq!(remove(&[removal(1, &one), removal(1, &one)]), missing(1, 1));
+        assert_eq!(overlap(2, b"i", b"j"), VersionProblem::TableTwice { id: 2 });
+        let flushed = |through| VersionEdit { flushed_through: Some(through), ..VersionEdit::default() };
+        let version = version.edited(&flushed(7)).unwrap();
+        let problem = VersionProblem::FlushedBackwards { through: 6 };
+        assert_eq!(version.edited(&flushed(6)).unwrap_err(), problem);
+        assert_eq!((version.level_tables(1), version.flushed_through()), (2, 7));
+    }
+
+    #[test]
+    fn segments_come_once_are_sealed_once_and_go() {
+        let queue = ReclaimQueue::new();
+        let segment = |id| SegmentMeta::new(id, Extent { location: 1000 + u64::from(id), units: 1 }, &queue);
+        let add = |id| VersionEdit { added_segments: vec![segment(id)], ..VersionEdit::default() };
+        let seal = |id| VersionEdit {
+            sealed_segments: vec![(id, SegmentSeal { record_bytes: 5, last_sequence: 0 })],
+            ..VersionEdit::default()
+        };
+        let remove = |id| VersionEdit { removed_segments: vec![id], ..VersionEdit::default() };
+        let version = TreeVersion::default().edited(&add(2)).unwrap();
+        let missing = VersionProblem::SegmentMissing { segment: 3 };
+        let twice = VersionProblem::SegmentTwice { segment: 2 };
+        assert_eq!(version.edited(&seal(3)).unwrap_err(), missing);
+        assert_eq!(version.edited(&remove(3)).unwrap_err(), missing);
+        assert_eq!(version.edited(&add(2)).unwrap_err(), twice);
+        let sealed = version.edited(&seal(2)).unwrap();
+        assert_eq!(sealed.edited(&seal(2)).unwrap_err(), twice);
+        assert!(version.segments().get(&2).unwrap().seal.is_none(), "as it was");
+        let removed = sealed.edited(&remove(2)).unwrap();
+        assert!(removed.segment(2).is_none() && sealed.segment(2).is_some());
+        assert_eq!(removed.edited(&add(2)).unwrap_err(), twice, "a number is not used again");
+        assert_eq!(removed.last_segment_id(), 2);
+    }
+
+    #[test]
+    fn extents_outside_or_on_each_other_are_found() {
+        let queue = ReclaimQueue::new();
+        let at = |id, location, units| {
+            let extent = Extent { location, units };
+            let key = [id as u8];
+            TableMeta::new(
+                &super::super::table_meta::TableFields { extent, ..table_fields(id, &key, &key) },
+                &queue,
+            )
+        };
+        let version =
+            |tables: &[(usize, &Arc<TableMeta>)]| TreeVersion::default().edited(&added(tables)).unwrap();
+        let fine = version(&[(0, &at(1, 10, 10)), (1, &at(2, 20, 5))]);
+        assert_eq!(fine.check_extents(10..25), Ok(()));
+        assert_eq!(fine.check_extents(11..25), Err(VersionProblem::ExtentOutside { location: 10 }));
+        assert_eq!(fine.check_extents(10..24), Err(VersionProblem::ExtentOutside { location: 20 }));
+        let wrong = version(&[(0, &at(1, 10, 10)), (1, &at(2, 19, 5))]);
+        let problem = VersionProblem::ExtentsOverlap { location: 10, other_location: 19 };
+        assert_eq!(wrong.check_extents(0..100), Err(problem));
+    }
+}
