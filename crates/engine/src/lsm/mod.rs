@@ -17,7 +17,11 @@
 //!   [`shared_tree`]: persistent ordered trees. [`lost_ranges`]: keys of which entries were lost.
 //! - [`tree_version`]: the tables and segments of one moment. [`version_set`]: the current ones. [`version_edit`]: what changes, and its bytes;
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
+//! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 
+pub mod compaction;
+pub mod compaction_choice;
+pub mod compaction_cleanup;
 pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
@@ -30,3 +34,6 @@ pub mod tree_version;
 pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
+
+#[cfg(test)]
+mod version_model_tests;

@@ -1,0 +1,245 @@
+//! The choice of the next compaction. Pure: a version, what runs, and where earlier searches stopped go in; a compaction comes out.
+//!
+//! ```text
+//!   level 0 has many tables, or a level has many bytes   the one that is furthest above its target: its tables, and what they overlap below
+//!   tombstones are most of a table                        into the next level; in the last that has its range it is written again, without them
+//!   too much of the value segments is dead                a table that refers to mostly dead ones is written again, with its values
+//! ```
+//! Every [`CLEANUP_TURN`]th choice looks at the last two first, so that writes which keep the levels above their targets do not put them off for ever. Searches over
+//! many tables are bounded; they go on where they stopped, by the next call.
+//!
+//! Every choice makes progress, so that they end when writes do: sizes decrease, tombstones sink and, once nothing lies below, go (a table from which
+//! none may go is not chosen again: [`super::table_meta::TableFields::is_settled`]), a table that is written for its values does not refer to the segments afterwards.
+//! Tested in `version_model_tests.rs`.
+
+use super::compaction::{
+    CompactionInput, CompactionReason, CompactionSettings, TreeCompaction, are_disjoint, hull,
+};
+use super::compaction_cleanup::{GarbageSearch, TombstoneSearch};
+use super::table_meta::TableMeta;
+use super::tree_version::TreeVersion;
+use super::version_edit::LEVELS;
+use std::sync::Arc;
+
+/// Of so many choices one looks first at what is to be cleaned up.
+pub const CLEANUP_TURN: u64 = 4;
+/// The tables of a level of which the one is chosen that overlaps least.
+const CANDIDATES: usize = 16;
+
+/// What one choice leaves for the next.
+#[derive(Clone, Debug, Default)]
+pub struct ChoiceState {
+    choices: u64,
+    /// Of each level the key behind which the last compaction ended.
+    behind: [Vec<u8>; LEVELS],
+    tombstones: TombstoneSearch,
+    garbage: GarbageSearch,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug)]
+pub enum CompactionChoice {
+    /// This compaction.
+    Compact(TreeCompaction),
+    /// A search has not ended: choose again soon.
+    LookAgain,
+    /// Nothing until the tree, its snapshots or its compactions change.
+    Nothing,
+}
+
+/// The bytes that a level may have; of level 0 and of the last level there is no such number.
+pub fn level_target(level: usize, settings: &CompactionSettings) -> u64 {
+    if level == 0 || level + 1 == LEVELS {
+        return u64::MAX;
+    }
+    settings.level1_bytes.saturating_mul(settings.multiplier.saturating_pow(level as u32 - 1))
+}
+
+/// The bytes that compactions will read until every level has reached its target, estimated.
+pub fn pending_bytes(version: &TreeVersion, settings: &CompactionSettings) -> u64 {
+    let mut pending = 0u64;
+    // The bytes that the levels above are to give.
+    let mut incoming = 0;
+    if version.level0().len() >= settings.level0_trigger {
+        incoming = version.level_bytes(0);
+        pending = incoming.saturating_add(version.level_bytes(1));
+    }
+    for level in 1..LEVELS - 1 {
+        let bytes = version.level_bytes(level).saturating_add(incoming);
+        incoming = bytes.saturating_sub(level_target(level, settings));
+        if incoming > 0 {
+            // Each byte meets as many as the next level has for each of this one.
+            let overlapped =
+                u128::from(incoming) * u128::from(version.level_bytes(level + 1)) / u128::from(bytes);
+            pending = pending.saturating_add(incoming).saturating_add(overlapped as u64);
+        }
+    }
+    pending
+}
+
+/// Chooses the next compaction. The caller adds it to those that run before it chooses again.
+pub fn choose_compaction(input: &CompactionInput<'_>, state: &mut ChoiceState) -> CompactionChoice {
+    if input.running.len() >= input.settings.parallel_max {
+        return CompactionChoice::Nothing;
+    }
+    let cleans_first = state.choices % CLEANUP_TURN == CLEANUP_TURN - 1;
+    let by_size = |state: &mut ChoiceState| choose_by_size(input, state);
+    let by_cleanup = |state: &mut ChoiceState| {
+        let found =
+            state.tombstones.choose(input, |first| choose_level0(input, CompactionReason::Tombstones, first));
+        found.or_else(|| {
+            state.garbage.choose(input, |first| choose_level0(input, CompactionReason::Garbage, first))
+        })
+    };
+    let found = match cleans_first {
+        true => by_cleanup(state).or_else(|| by_size(state)),
+        false => by_size(state).or_else(|| by_cleanup(state)),
+    };
+    match found {
+        Some(compaction) => {
+            state.choices += 1;
+            CompactionChoice::Compact(compaction.complete(input))
+        }
+        None if state.tombstones.is_searching() || state.garbage.is_searching() => {
+            CompactionChoice::LookAgain
+        }
+        None => CompactionChoice::Nothing,
+    }
+}
+
+/// A compaction of the level that is furthest above its target and that has tables which none that runs needs.
+fn choose_by_size(input: &CompactionInput<'_>, state: &mut ChoiceState) -> Option<TreeCompaction> {
+    let (version, settings) = (input.version, input.settings);
+    // In thousandths of the target, and the bytes above it.
+    let mut levels: Vec<(u128, usize, u64)> = Vec::new();
+    let level0_tables = version.level0().len();
+    if level0_tables >= settings.level0_trigger.max(1) {
+        levels.push((level0_tables as u128 * 1000 / settings.level0_trigger.max(1) as u128, 0, 0));
+    }
+    for level in 1..LEVELS - 1 {
+        let leaving = input.running.iter().filter(|it| it.input_level == level && it.output_level != level);
+        let leaving_bytes: u64 = leaving.flat_map(|it| &it.inputs).map(|table| table.bytes()).sum();
+        let (bytes, target) =
+            (version.level_bytes(level).saturating_sub(leaving_bytes), level_target(level, settings));
+        if bytes > target {
+            levels.push((u128::from(bytes) * 1000 / u128::from(target.max(1)), level, bytes - target));
+        }
+    }
+    levels.sort_unstable_by(|one, other| other.cmp(one));
+    levels.into_iter().find_map(|(_, level, excess_bytes)| match level {
+        0 => choose_level0(input, CompactionReason::Level0, 0),
+        _ => choose_level(input, level, excess_bytes, &mut state.behind[level]),
+    })
+}
+
+/// A compaction of the oldest tables of level 0: if it can, of all from the oldest to the one at `through`, counted from the newest.
+fn choose_level0(
+    input: &CompactionInput<'_>,
+    reason: CompactionReason,
+    through: usize,
+) -> Option<TreeCompaction> {
+    let level0 = input.version.level0();
+    let is_busy = level0.iter().any(|table| input.running.iter().any(|running| running.has(table)));
+    if is_busy || level0.is_empty() {
+        return None;
+    }
+    let oldest = |from: usize| TreeCompaction::new(input, reason, (0, 1), level0[from..].to_vec());
+    let mut from = level0.len() - 1;
+    let mut chosen = oldest(from);
+    while from > through {
+        let longer = oldest(from - 1);
+        // What only has to be moved is not written because of what came later.
+        if longer.input_bytes() > input.settings.input_bytes_max || (chosen.is_move && !longer.is_move) {
+            break;
+        }
+        (from, chosen) = (from - 1, longer);
+    }
+    unless_conflicting(input, chosen)
+}
+
+/// A compaction of the table of a level that overlaps least, of those that follow the last one.
+fn choose_level(
+    input: &CompactionInput<'_>,
+    level: usize,
+    excess_bytes: u64,
+    behind: &mut Vec<u8>,
+) -> Option<TreeCompaction> {
+    let tables = input.version.level(level);
+    let start = tables.rank(behind, true);
+    let mut best: Option<(u128, usize)> = None;
+    for step in 0..CANDIDATES.min(tables.len()) {
+        let rank = (start + step) % tables.len();
+        let Some(table) = tables.nth(rank) else { continue };
+        let compaction =
+            TreeCompaction::new(input, CompactionReason::LevelBytes, (level, level + 1), vec![table.clone()]);
+        let overlapped_bytes: u64 = compaction.overlapped.iter().map(|table| table.bytes()).sum();
+        let cost = u128::from(overlapped_bytes) * 1000 / u128::from(table.bytes());
+        if best.is_none_or(|(least, _)| cost < least) && unless_conflicting(input, compaction).is_some() {
+            best = Some((cost, rank));
+        }
+    }
+    let Some((_, rank)) = best else {
+        // All of them are being compacted: the next choice looks behind them.
+        *behind = tables.nth((start + CANDIDATES) % tables.len())?.last_key().to_vec();
+        return None;
+    };
+    let chosen = widened(input, level, rank, excess_bytes);
+    *behind = hull(&chosen.inputs).1.to_vec();
+    Some(chosen)
+}
+
+/// A compaction of the table of a rank and of those beside it that lead to no more of the next level, up to the bound.
+fn widened(input: &CompactionInput<'_>, level: usize, rank: usize, excess_bytes: u64) -> TreeCompaction {
+    let tables = input.version.level(level);
+    let of_ranks = |start: usize, end: usize| {
+        let inputs = tables.range(start..end).cloned().collect();
+        TreeCompaction::new(input, CompactionReason::LevelBytes, (level, level + 1), inputs)
+    };
+    let (mut start, mut end) = (rank, rank + 1);
+    let mut chosen = of_ranks(start, end);
+    for is_right in [true, false] {
+        loop {
+            let (wider_start, wider_end) = match is_right {
+                true => (start, end + 1),
+                false => (start.wrapping_sub(1), end),
+            };
+            let input_bytes: u64 = chosen.inputs.iter().map(|table| table.bytes()).sum();
+            if wider_end > tables.len() || wider_start >= tables.len() || input_bytes >= excess_bytes {
+                break;
+            }
+            let wider = of_ranks(wider_start, wider_end);
+            if wider.overlapped.len() != chosen.overlapped.len()
+                || wider.input_bytes() > input.settings.input_bytes_max
+                || wider.is_move != chosen.is_move
+                || input.running.iter().any(|running| running.conflicts_with(&wider))
+            {
+                break;
+            }
+            (start, end, chosen) = (wider_start, wider_end, wider);
+        }
+    }
+    chosen
+}
+
+fn unless_conflicting(input: &CompactionInput<'_>, compaction: TreeCompaction) -> Option<TreeCompaction> {
+    let conflicts = input.running.iter().any(|running| running.conflicts_with(&compaction));
+    (!conflicts).then_some(compaction)
+}
+
+/// Whether compactions that run at the same time share no table and write into no common range, and moves are only moves.
+pub fn are_compatible(compactions: &[Arc<TreeCompaction>]) -> bool {
+    let pairs = compactions.iter().enumerate();
+    let is_move_of_disjoint = |it: &Arc<TreeCompaction>| !it.is_move || are_disjoint(&it.inputs);
+    let mut by_id: Vec<u64> =
+        compactions.iter().flat_map(|it| it.tables()).map(|table: &Arc<TableMeta>| table.id()).collect();
+    by_id.sort_unstable();
+    by_id.windows(2).all(|pair| pair[0] != pair[1])
+        && compactions.iter().all(is_move_of_disjoint)
+        && pairs.into_iter().all(|(index, one)| {
+            compactions[index + 1..].iter().all(|other| {
+                one.output_level != other.output_level
+                    || one.last_key < other.first_key
+                    || other.last_key < one.first_key
+            })
+        })
+}
