@@ -18,6 +18,7 @@
 //! - [`tree_version`]: the tables and segments of one moment. [`version_set`]: the current ones. [`version_edit`]: what changes, and its bytes;
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
+//!   [`pacing`]: how fast, and how much writers are delayed.
 
 pub mod compaction;
 pub mod compaction_choice;
@@ -26,6 +27,7 @@ pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
 pub mod lost_ranges;
+pub mod pacing;
 pub mod reclaim;
 pub mod shared_tree;
 pub mod table;

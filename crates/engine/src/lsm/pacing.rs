@@ -1,0 +1,293 @@
+//! Pacing: how fast compaction writes, and how much a writer is delayed, so that writers slow down little by little to what compaction can keep up with. Pure.
+//!
+//! ```text
+//!   pressure   0 ── below every soft limit ──▶ 1 at a hard limit: the highest of level 0, pending bytes and memtables
+//!   writers    may write at fast × (slow ÷ fast)^pressure: from what was observed down to a part of what compaction drains
+//!   compaction from the speed that ends the work in a given time, up to that of the device at a pressure of one half
+//! ```
+//! Nothing stops a writer but full memory ([`Pace::must_wait`]): the delay of a write is bounded ([`PacingSettings::delay_max`]), and rises without steps.
+//!
+//! Invariants: with more pressure, no writer is faster and no compaction slower. Tested below, also in a closed loop.
+
+use octokv_base::Nanos;
+
+/// Where pressure begins and where it ends, and what follows from it.
+#[derive(Clone, Debug)]
+pub struct PacingSettings {
+    /// Tables of level 0 from which on writers are delayed.
+    pub level0_soft: usize,
+    /// Tables of level 0 at which the delay is the longest.
+    pub level0_hard: usize,
+    /// Pending bytes ([`super::compaction_choice::pending_bytes`]) from which on writers are delayed.
+    pub pending_soft_bytes: u64,
+    /// Pending bytes at which the delay is the longest.
+    pub pending_hard_bytes: u64,
+    /// The part of the memory for memtables, in thousandths, from which on writers are delayed.
+    pub memory_soft_permille: u64,
+    /// The longest delay of a write.
+    pub delay_max: Nanos,
+    /// The time in which compaction ends its work if nothing is written.
+    pub catch_up: Nanos,
+    /// The least speed of compactions, in bytes a second.
+    pub compaction_min: u64,
+    /// What the device writes at most, in bytes a second.
+    pub device_max: u64,
+}
+
+impl Default for PacingSettings {
+    fn default() -> PacingSettings {
+        PacingSettings {
+            level0_soft: 8,
+            level0_hard: 32,
+            pending_soft_bytes: 4 << 30,
+            pending_hard_bytes: 64 << 30,
+            memory_soft_permille: 600,
+            delay_max: Nanos::from_millis(20),
+            catch_up: Nanos::from_secs(5),
+            compaction_min: 16 << 20,
+            device_max: 2 << 30,
+        }
+    }
+}
+
+/// What was observed of a tree.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PacingInput {
+    /// The tables of level 0.
+    pub level0_tables: usize,
+    /// What compactions have to read until all levels have reached their targets, in bytes.
+    pub pending_bytes: u64,
+    /// The bytes of all memtables.
+    pub memory_bytes: u64,
+    /// The bytes that memtables may have.
+    pub memory_bytes_max: u64,
+    /// What users wrote of late, in bytes a second.
+    pub written_per_second: u64,
+    /// What flushes and compactions took out of memtables and level 0 of late, in bytes of users a second; 0 if unknown.
+    pub drained_per_second: u64,
+}
+
+/// How fast things may go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// What compactions may write, in bytes a second.
+    pub compaction_per_second: u64,
+    /// The delay of a write for each KiB that it has.
+    pub delay_per_kib: Nanos,
+    /// The longest delay of a write.
+    pub delay_max: Nanos,
+    /// Whether memory is full: a write waits for a flush.
+    pub must_wait: bool,
+}
+
+impl Pace {
+    /// The delay of a write of so many bytes.
+    pub fn delay(&self, write_bytes: u64) -> Nanos {
+        let delay = u128::from(self.delay_per_kib.0) * u128::from(write_bytes) / 1024;
+        Nanos(delay.min(u128::from(self.delay_max.0)) as u64)
+    }
+}
+
+/// The least that writers may write at the highest pressure, in bytes a second.
+const WRITERS_MIN: f64 = 64.0 * 1024.0;
+/// At the highest pressure writers get this part of what is drained.
+const DRAINED_SHARE: f64 = 0.5;
+
+/// How far `value` is on the way from `soft` to `hard`, from 0 to 1.
+fn part(value: u64, soft: u64, hard: u64) -> f64 {
+    let way = hard.saturating_sub(soft).max(1);
+    (value.saturating_sub(soft) as f64 / way as f64).min(1.0)
+}
+
+/// The pressure on writers, from 0 to 1.
+pub fn pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
+    let soft_bytes =
+        u128::from(input.memory_bytes_max) * u128::from(settings.memory_soft_permille.min(1000)) / 1000;
+    let level0 = part(input.level0_tables as u64, settings.level0_soft as u64, settings.level0_hard as u64);
+    let pending = part(input.pending_bytes, settings.pending_soft_bytes, settings.pending_hard_bytes);
+    let memory = part(input.memory_bytes, soft_bytes as u64, input.memory_bytes_max);
+    level0.max(pending).max(memory)
+}
+
+/// How fast compactions and writers may go.
+pub fn pace(input: &PacingInput, settings: &PacingSettings) -> Pace {
+    let pressure = pressure(input, settings);
+    let drained = match input.drained_per_second {
+        0 => settings.compaction_min as f64,
+        drained => drained as f64,
+    };
+    let slow = (drained * DRAINED_SHARE).max(WRITERS_MIN);
+    let fast = (settings.device_max as f64).max(input.written_per_second as f64).max(slow);
+    // Less the time that a byte takes anyway.
+    let limit = fast * (slow / fast).powf(pressure);
+    let delay_ns = 1024.0 * 1e9 * (1.0 / limit - 1.0 / fast);
+    // All of the device at a pressure of one half; without pressure the speed that ends the work in time beside new writes.
+    let catch_up_seconds = (settings.catch_up.0 as f64 / 1e9).max(0.001);
+    let needed = input.pending_bytes as f64 / catch_up_seconds + input.written_per_second as f64;
+    let device_max = settings.device_max as f64;
+    let calm = needed.max(settings.compaction_min as f64).min(device_max);
+    let urgent = (2.0 * pressure).min(1.0);
+    Pace {
+        compaction_per_second: (calm + (device_max - calm) * urgent) as u64,
+        delay_per_kib: Nanos(delay_ns as u64),
+        delay_max: settings.delay_max,
+        must_wait: input.memory_bytes >= input.memory_bytes_max,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn input() -> PacingInput {
+        PacingInput {
+            level0_tables: 2,
+            pending_bytes: 1 << 30,
+            memory_bytes: 10 << 20,
+            memory_bytes_max: 100 << 20,
+            written_per_second: 50 << 20,
+            drained_per_second: 100 << 20,
+        }
+    }
+
+    #[test]
+    fn pressure_is_that_of_the_worst_of_three() {
+        let settings = PacingSettings::default();
+        let (mebibyte, gibibyte) = (1 << 20, 1 << 30);
+        //  want  level 0  pending         memory
+        let table = [
+            (0.0, 2, gibibyte, 10 * mebibyte),
+            (0.0, 8, 4 * gibibyte, 60 * mebibyte),
+            (0.5, 20, gibibyte, 10 * mebibyte),
+            (0.5, 20, 34 * gibibyte, 80 * mebibyte),
+            (0.5, 2, 34 * gibibyte, 10 * mebibyte),
+            (0.25, 2, gibibyte, 70 * mebibyte),
+            (1.0, 32, gibibyte, 10 * mebibyte),
+            (1.0, 2, 100 * gibibyte, 10 * mebibyte),
+            (1.0, 2, gibibyte, 100 * mebibyte),
+        ];
+        for (want, level0_tables, pending_bytes, memory_bytes) in table {
+            let input = PacingInput { level0_tables, pending_bytes, memory_bytes, ..input() };
+            let found = pressure(&input, &settings);
+            assert!((found - want).abs() < 1e-6, "{found} instead of {want} for {input:?}");
+        }
+    }
+
+    #[test]
+    fn writers_are_not_delayed_below_the_soft_limits_and_wait_only_for_memory() {
+        let settings = PacingSettings::default();
+        let calm = pace(&input(), &settings);
+        assert_eq!((calm.delay(1 << 20), calm.must_wait), (Nanos(0), false));
+        let full = PacingInput { level0_tables: 1000, pending_bytes: u64::MAX, ..input() };
+        let slowest = pace(&full, &settings);
+        assert!(!slowest.must_wait && slowest.delay(u64::MAX) == settings.delay_max);
+        // Half of what is drained, less the time that the bytes take anyway.
+        let per_mebibyte = 1024 * slowest.delay_per_kib.0;
+        let wanted = SECOND / 50 - SECOND / 2048;
+        assert!(per_mebibyte.abs_diff(wanted) < wanted / 100, "{per_mebibyte} ns instead of {wanted}");
+        assert!(pace(&PacingInput { memory_bytes: 100 << 20, ..input() }, &settings).must_wait);
+    }
+
+    #[test]
+    fn compaction_ends_its_work_in_time_and_gets_everything_at_half_pressure() {
+        let settings = PacingSettings::default();
+        let at = |pending_bytes, level0_tables| {
+            let input = PacingInput { pending_bytes, level0_tables, written_per_second: 0, ..input() };
+            pace(&input, &settings).compaction_per_second
+        };
+        assert_eq!(at(0, 0), settings.compaction_min);
+        assert_eq!(at(1 << 30, 0), (1 << 30) / 5);
+        assert_eq!(at(0, 20), settings.device_max);
+    }
+
+    proptest! {
+        #[test]
+        fn more_of_anything_never_makes_writers_faster_or_compaction_slower(
+            numbers in any::<[u32; 6]>(), more in any::<[u32; 3]>(), write_bytes in any::<u32>(),
+        ) {
+            let settings = PacingSettings::default();
+            let [level0, pending, memory, max, written, drained] = numbers.map(u64::from);
+            let less = PacingInput {
+                level0_tables: (level0 % 50) as usize,
+                pending_bytes: pending << 8,
+                memory_bytes: memory,
+                memory_bytes_max: max,
+                written_per_second: written,
+                drained_per_second: drained,
+            };
+            let more = PacingInput {
+                level0_tables: less.level0_tables + (more[0] % 10) as usize,
+                pending_bytes: less.pending_bytes + (u64::from(more[1]) << 6),
+                memory_bytes: less.memory_bytes + u64::from(more[2]),
+                ..less
+            };
+            let (before, after) = (pace(&less, &settings), pace(&more, &settings));
+            let write_bytes = u64::from(write_bytes);
+            prop_assert!(before.delay(write_bytes) <= after.delay(write_bytes));
+            prop_assert!(after.delay(write_bytes) <= settings.delay_max);
+            prop_assert!(before.compaction_per_second <= after.compaction_per_second);
+            prop_assert!(after.compaction_per_second <= settings.device_max.max(settings.compaction_min));
+            prop_assert_eq!(after.must_wait, more.memory_bytes >= more.memory_bytes_max);
+        }
+    }
+
+    /// Writers that want `wanted` bytes a second, on a device of `device` bytes a second that writes each byte of a user `amplification` times. Gives what they
+    /// wrote in each of the last 200 of 400 steps of 100 ms, whether they ever waited for memory, and of the delays of a KiB in ns then the longest change in one step and the highest.
+    fn closed_loop(wanted: u64, device: u64, amplification: u64) -> (Vec<u64>, bool, (u64, u64)) {
+        let settings = PacingSettings { device_max: device, ..PacingSettings::default() };
+        let (memory_bytes_max, table_bytes) = (256 << 20, 32 << 20);
+        let (mut memory, mut level0) = (0u64, 0u64);
+        let (mut written, mut drained) = (0, 0);
+        let (mut history, mut has_waited, mut delays) = (Vec::new(), false, Vec::new());
+        for step in 0..400 {
+            let input = PacingInput {
+                level0_tables: (level0 / table_bytes) as usize,
+                pending_bytes: level0 * (amplification - 1),
+                memory_bytes: memory,
+                memory_bytes_max,
+                written_per_second: written,
+                drained_per_second: drained,
+            };
+            let pace = pace(&input, &settings);
+            has_waited |= pace.must_wait;
+            let delay = pace.delay_per_kib.0;
+            // Each byte takes its share of a second without delay, and its delay.
+            let seconds_per_byte = 1.0 / wanted as f64 + delay as f64 / 1e9 / 1024.0;
+            written = (1.0 / seconds_per_byte) as u64;
+            let arrives = (written / 10).min(memory_bytes_max - memory);
+            // Journal and flush come first; compaction has the rest, up to its pace.
+            let flushes = memory.min((device / 10).saturating_sub(arrives));
+            let rest = (device / 10).saturating_sub(arrives + flushes).min(pace.compaction_per_second / 10);
+            let compacts = (rest / (amplification - 1)).min(level0);
+            memory = memory + arrives - flushes;
+            level0 = level0 + flushes - compacts;
+            drained = (drained * 9 + compacts * 10) / 10;
+            if step >= 200 {
+                history.push(arrives * 10);
+                delays.push(delay);
+            }
+        }
+        let changes = delays.windows(2).map(|pair| pair[0].abs_diff(pair[1]));
+        (history, has_waited, (changes.max().unwrap(), delays.iter().copied().max().unwrap()))
+    }
+
+    #[test]
+    fn writers_slow_down_to_what_the_device_keeps_up_with_and_never_stop() {
+        let mebibyte = 1 << 20;
+        // What the device can keep up with is a twelfth of its speed: journal, flush, ten times compaction.
+        for (wanted, device) in [(1000, 600), (200, 600), (2000, 2000), (40, 600)] {
+            let (wanted, device) = (wanted * mebibyte, device * mebibyte);
+            let (history, has_waited, (change, highest_delay)) = closed_loop(wanted, device, 11);
+            let most = (device / 12).min(wanted);
+            let mean = history.iter().sum::<u64>() / history.len() as u64;
+            let (least, highest) = (history.iter().min().unwrap(), history.iter().max().unwrap());
+            assert!(!has_waited, "{wanted} of {device}: memory was full");
+            assert!(mean * 10 >= most * 7, "{wanted} of {device}: {mean} instead of {most}");
+            assert!(least * 3 >= mean && *highest <= 3 * mean, "{wanted} of {device}: {least} to {highest}");
+            assert!(change * 3 <= highest_delay, "{change} of {highest_delay} ns a KiB in one step");
+        }
+    }
+}
