@@ -19,6 +19,8 @@
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
+//! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
+//! - [`snapshots`]: the live ones.
 
 pub mod compaction;
 pub mod compaction_choice;
@@ -27,9 +29,12 @@ pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
 pub mod lost_ranges;
+pub mod merge;
 pub mod pacing;
 pub mod reclaim;
 pub mod shared_tree;
+pub mod snapshot_view;
+pub mod snapshots;
 pub mod table;
 pub mod table_meta;
 pub mod tree_version;
@@ -37,5 +42,11 @@ pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
 
+#[cfg(test)]
+mod merge_tests;
+#[cfg(test)]
+mod snapshot_view_tests;
+#[cfg(test)]
+mod test_cursor;
 #[cfg(test)]
 mod version_model_tests;
