@@ -20,7 +20,7 @@
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
-//! - [`snapshots`]: the live ones.
+//! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 
 pub mod compaction;
 pub mod compaction_choice;
@@ -32,6 +32,7 @@ pub mod lost_ranges;
 pub mod merge;
 pub mod pacing;
 pub mod reclaim;
+pub mod retention;
 pub mod shared_tree;
 pub mod snapshot_view;
 pub mod snapshots;
@@ -44,6 +45,8 @@ pub mod version_set;
 
 #[cfg(test)]
 mod merge_tests;
+#[cfg(test)]
+mod retention_tests;
 #[cfg(test)]
 mod snapshot_view_tests;
 #[cfg(test)]
