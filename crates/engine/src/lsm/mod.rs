@@ -21,7 +21,9 @@
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
+//! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes).
 
+pub mod append_list;
 pub mod compaction;
 pub mod compaction_choice;
 pub mod compaction_cleanup;
@@ -29,6 +31,7 @@ pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
 pub mod lost_ranges;
+pub mod memtable;
 pub mod merge;
 pub mod pacing;
 pub mod reclaim;
@@ -43,6 +46,8 @@ pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
 
+#[cfg(test)]
+mod memtable_tests;
 #[cfg(test)]
 mod merge_tests;
 #[cfg(test)]
