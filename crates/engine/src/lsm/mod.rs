@@ -21,7 +21,7 @@
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
-//! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes).
+//! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 
 pub mod append_list;
 pub mod compaction;
@@ -32,6 +32,7 @@ pub mod edit_parts;
 pub mod entry;
 pub mod lost_ranges;
 pub mod memtable;
+pub mod memtable_slot;
 pub mod merge;
 pub mod pacing;
 pub mod reclaim;
@@ -46,6 +47,8 @@ pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
 
+#[cfg(test)]
+mod memtable_slot_tests;
 #[cfg(test)]
 mod memtable_tests;
 #[cfg(test)]
