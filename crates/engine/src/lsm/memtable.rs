@@ -21,7 +21,7 @@
 //! drop a memtable takes some 50 ns for each entry: better not on a core that serves requests.
 //!
 //! Invariants: no two entries have one position; the largest sequence number is at least that of each entry that can be found.
-//! Tested in `memtable_tests.rs`.
+//! Tested in `memtable_tests.rs` and `tests/lsm_memory.rs`.
 
 use super::append_list::{AppendList, NO_INDEX};
 use super::cursor::EntryCursor;

@@ -7,7 +7,8 @@
 //! ```text
 //!   create ─▶ idle ⇄ in use        idle ──expire──▶ expired        drop ends any
 //! ```
-//! Invariants: in the order of creation, sequence numbers do not decrease; at most the configured number live. Tested below.
+//! Invariants: in the order of creation, sequence numbers do not decrease; at most the configured number live. Tested below and in
+//! `tests/lsm_memory.rs`.
 
 use octokv_base::{Nanos, UnixTime};
 use parking_lot::Mutex;
