@@ -145,15 +145,15 @@ impl Scan {
     /// Moves the scan to the first key from `key` on, in its direction and within its bounds.
     ///
     /// # Errors
-    /// [`Error::KeyLength`], or as for [`Scan::next`].
+    /// [`Error::KeyLength`], or as for [`Scan::next`]; the scan is then where it was.
     pub async fn seek(&mut self, key: &[u8]) -> Result<(), Error> {
         let sought = checked_key(key)?;
-        self.received.clear();
-        self.is_at_end = false;
         for _ in 0..=LOST_SNAPSHOTS_MAX {
             let iterator = self.iterator().await?;
             match self.client.submit(OwnedCommand::SeekIterator { iterator, key: sought.clone() }).await {
                 Ok(_) => {
+                    self.received.clear();
+                    self.is_at_end = false;
                     self.resume = ResumePoint::From(sought);
                     return Ok(());
                 }
@@ -182,11 +182,16 @@ impl Scan {
             Response::IteratorCreated(iterator) => iterator,
             response => unreachable!("a Create completed with {response:?}"),
         };
+        if let ResumePoint::From(key) = &self.resume {
+            let sought = self.client.submit(OwnedCommand::SeekIterator { iterator, key: key.clone() }).await;
+            if let Err(error) = sought {
+                // It is not where the scan is.
+                self.client.submit_and_forget(OwnedCommand::DestroyIterator { iterator });
+                return Err(error);
+            }
+        }
         self.iterator = Some(iterator);
         self.snapshots += 1;
-        if let ResumePoint::From(key) = &self.resume {
-            self.client.submit(OwnedCommand::SeekIterator { iterator, key: key.clone() }).await?;
-        }
         Ok(iterator)
     }
 

@@ -147,6 +147,26 @@ fn a_sought_place_survives_a_restart() {
 }
 
 #[test]
+fn a_seek_that_fails_leaves_a_scan_where_it_was_and_a_new_snapshot_is_sought_again() {
+    let keys = keys_of_count(100);
+    let store = store_of(&keys);
+    let first = Server::start("127.0.0.1:0", target(|_| {}), Arc::clone(&store));
+    let address = first.address.to_string();
+    let client = BlockingClient::connect(&first.url()).unwrap();
+    let mut scan = client.scan(some(10)).unwrap();
+    assert_eq!(take(&mut scan, 3), keys[..3]);
+    store.lock().unwrap().failed_seeks = 1;
+    assert_eq!(scan.seek(&keys[40]), Err(Error::UnrecoveredRead));
+    assert_eq!(take(&mut scan, 9), keys[3..12]);
+    scan.seek(&keys[40]).unwrap();
+    drop(first);
+    let _second = Server::start(&address, target(|_| {}), Arc::clone(&store));
+    store.lock().unwrap().failed_seeks = 1;
+    assert_eq!(scan.next(), Some(Err(Error::UnrecoveredRead)));
+    assert_eq!(take(&mut scan, 2), keys[40..42]);
+}
+
+#[test]
 fn a_dropped_scan_ends_its_iterator() {
     let keys = keys_of_count(10);
     let server = Server::start("127.0.0.1:0", target(|config| config.iterators_max = 2), store_of(&keys));

@@ -61,6 +61,8 @@ pub struct MapStore {
     pub capacity_bytes: Option<usize>,
     /// Number of operations to fail as busy.
     pub busy_responses: u32,
+    /// Number of seeks to fail as unreadable.
+    pub failed_seeks: u32,
     pub executed_count: u64,
 }
 
@@ -127,6 +129,10 @@ impl MapStore {
                 }
                 let iterator = MapIterator { pairs, reverse, next: Mutex::new(0) };
                 RequestOutcome::IteratorCreated(IteratorHandle(Arc::new(iterator)))
+            }
+            RequestOperation::SeekIterator { .. } if self.failed_seeks > 0 => {
+                self.failed_seeks -= 1;
+                RequestOutcome::Unrecovered
             }
             RequestOperation::SeekIterator { iterator, key } => {
                 let iterator: &MapIterator = iterator.0.downcast_ref().unwrap();
