@@ -1,12 +1,12 @@
 //! What packing records would cost the hash engine: space and bytes written per byte of values, by the size of values
 //! (decision 0026): `cargo run --release -p octokv-engine --example packed_records`.
 //!
-//! Records of 16-byte keys, in whole units of 4 KiB or 512 B as now, or packed at 64 B. Packed records share blocks, so a block is
-//! free only when all records that touch it are dead, and what is left of them has to be moved. The model is kind to packing: a
-//! batch fills a run of blocks of its own to the last byte that it can, the run with the fewest live records is moved first
-//! (greedy), knowing which costs nothing, and journal and index changes of moved records are not counted. Its metadata takes no
-//! more of the device than with units of 4 KiB. Keys are overwritten uniformly until each was overwritten eight times; the second
-//! half is counted.
+//! Records of 16-byte keys, in whole units of 4 KiB or 512 B as now, or packed at 64 B. Packed records share blocks. A block can
+//! be reused only when every record in it is dead, so live records have to be moved out of mostly dead blocks (cleaning).
+//!
+//! The model favours packing: each batch fills its own run of blocks, cleaning takes the run with the fewest live records (greedy)
+//! and finds it at no cost, the journal and index writes of a move are not counted, and metadata takes as much as with units of
+//! 4 KiB. Keys are overwritten at random, eight times each on average; the second half of the overwrites is counted.
 
 use octokv_base::Prng;
 use octokv_engine::hash::record::record_bytes;

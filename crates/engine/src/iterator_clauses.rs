@@ -74,8 +74,8 @@ impl<E: Engine> Clauses<'_, E> {
         expected.next = end;
     }
 
-    /// Iterators yield what was there at their creation, in both directions, within their bounds, from any key on, under random
-    /// writes. `settle` lets the engine change its structures in between.
+    /// Under random writes, an iterator yields the pairs of the moment of its creation: forward and in reverse, within its bounds,
+    /// and after seeks. `settle` is called between operations, so that the engine can flush or compact.
     pub fn iterators(&self, seed: u64, steps: u64, mut settle: impl FnMut(&mut Prng)) {
         let mut random = Prng::new(seed);
         let mut model: BTreeMap<Key, u64> = BTreeMap::new();

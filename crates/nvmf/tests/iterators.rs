@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use octokv_base::{Key, NamespaceId, Nanos};
-use octokv_nvmf::{IteratorHandle, RequestOperation, RequestOutcome, SubsystemConfig};
+use octokv_nvmf::{IoRequest, IteratorHandle, RequestOperation, RequestOutcome, SubsystemConfig};
 use octokv_wire::fabrics::property;
 use octokv_wire::iterator::{IteratorBounds, IteratorCommand, PairList};
 use octokv_wire::vendor::{FEATURE_ITERATORS, FEATURE_LONG_KEYS, VendorCapabilities};
@@ -64,6 +64,17 @@ impl IteratorHost for TestHost {
     fn next(&mut self, iterator: u32, pairs_max: u32) -> CommandResponse {
         self.iterator(IteratorCommand::Next { iterator, limit_bytes: 4096, pairs_max }, &[])
     }
+}
+
+/// The request of a Create that is in flight, and in place of the engine's iterator one whose owners can be counted.
+fn begin_create(io: &mut TestHost) -> (IoRequest, IteratorHandle) {
+    let data = OPEN.encode();
+    let create =
+        IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
+    let mut sqe = create.encode(1, NSID);
+    sqe.sgl = Sgl::in_capsule(data.len() as u32);
+    io.send_command(&sqe, &data);
+    (io.requests.pop().unwrap(), IteratorHandle(Arc::new(())))
 }
 
 /// The keys of a response, and whether it is the end, which DW1 says as well.
@@ -165,15 +176,7 @@ fn iterators_end_with_their_controller_its_reset_their_namespace_and_when_they_a
     ];
     for (index, end) in endings.iter().enumerate() {
         let (mut admin, mut io) = queue();
-        // In place of the engine's, one whose owners can be counted.
-        let handle = IteratorHandle(Arc::new(()));
-        let data = OPEN.encode();
-        let create =
-            IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
-        let mut sqe = create.encode(1, NSID);
-        sqe.sgl = Sgl::in_capsule(data.len() as u32);
-        io.send_command(&sqe, &data);
-        let request = io.requests.pop().unwrap();
+        let (request, handle) = begin_create(&mut io);
         io.connection.complete(request.slot, RequestOutcome::IteratorCreated(handle.clone()));
         io.drain();
         assert_eq!(io.next_response().dw0(), 1);
@@ -205,14 +208,7 @@ fn an_iterator_that_is_created_while_its_controller_or_namespace_ends_does_not_s
         [|admin| admin.connection.peer_closed(), |admin| drop(admin.target.remove_namespace(NSID))];
     for end in endings {
         let (mut admin, mut io) = queue();
-        let handle = IteratorHandle(Arc::new(()));
-        let data = OPEN.encode();
-        let create =
-            IteratorCommand::Create { bounds_bytes: data.len() as u16, reverse: false, keys_only: false };
-        let mut sqe = create.encode(1, NSID);
-        sqe.sgl = Sgl::in_capsule(data.len() as u32);
-        io.send_command(&sqe, &data);
-        let request = io.requests.pop().unwrap();
+        let (request, handle) = begin_create(&mut io);
         end(&mut admin);
         // The identifier may have another namespace by then.
         let _ = admin.target.add_namespace(namespace(1));

@@ -56,7 +56,7 @@ impl HeldWindow {
         Some(Extent { location, units })
     }
 
-    /// Allocates what is free of it.
+    /// Allocates the free units of the window.
     pub fn hold_free(&mut self, space: &SpaceAllocator) {
         let mut at = self.units.start;
         while at < self.units.end

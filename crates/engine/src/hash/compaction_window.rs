@@ -148,7 +148,7 @@ impl HashCore {
         best
     }
 
-    /// Holds a window and moves what is in it. False if it did not become empty.
+    /// Allocates the free units of a window and moves its records elsewhere. False if some could not be moved.
     async fn empty_window(
         self: &Rc<Self>,
         window: Range<u64>,
@@ -191,7 +191,7 @@ impl HashCore {
         Ok(self.hold_free_units() == Some(true))
     }
 
-    /// Allocates what is free of the window, and says whether it is empty; `None` if the window was given up.
+    /// Allocates the free units of the window. Gives whether it has no other units left; `None` if a put took the window.
     fn hold_free_units(&self) -> Option<bool> {
         let space = &self.volume.space;
         self.volume.epochs.reclaim_all(|extent| space.release(extent));

@@ -96,7 +96,7 @@ impl HashEngine {
     /// Compacts once over the whole volume, as maintenance does, but without pauses. False if nothing was gained.
     ///
     /// # Errors
-    /// Device failures, and no memory: what was not joined or moved remains as it was.
+    /// Device failures, and no memory. Values that were not joined, and records that were not moved, are unchanged.
     pub async fn compact(&self) -> Result<bool, EngineError> {
         self.core.compact().await
     }

@@ -99,7 +99,7 @@ pub struct TreeCompaction {
     pub first_key: Vec<u8>,
     /// The highest key of its tables.
     pub last_key: Vec<u8>,
-    /// Whether no level below the output has a table in its range: what is deleted there may be forgotten.
+    /// Whether no level below the output has a table in the key range of the compaction: its tombstones may then be dropped.
     pub is_bottommost: bool,
     /// Whether the inputs may go to the output level as they are.
     pub is_move: bool,

@@ -21,7 +21,7 @@ use super::tree_version::TreeVersion;
 use super::version_edit::LEVELS;
 use std::sync::Arc;
 
-/// Of so many choices one looks first at what is to be cleaned up.
+/// Every so many choices, tombstones and dead values are considered before the sizes of levels.
 pub const CLEANUP_TURN: u64 = 4;
 /// The tables of a level of which the one is chosen that overlaps least.
 const CANDIDATES: usize = 16;
