@@ -75,7 +75,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
 }
 
 fn put(engine: &HashEngine, pool: &BufferPool, key: &Key) {
-    let offset = octokv_engine::hash::record::LAYOUT.value_offset(key.len());
+    let offset = octokv_engine::common::record::LAYOUT.value_offset(key.len());
     let mut record = pool.take(offset + VALUE_BYTES).expect("a buffer of the bench");
     record[offset..].fill(7);
     let stored = poll_ready(engine.put(key, PutMode::Upsert, record, VALUE_BYTES));

@@ -9,7 +9,7 @@
 //! 4 KiB. Keys are overwritten at random, eight times each on average; the second half of the overwrites is counted.
 
 use octokv_base::Prng;
-use octokv_engine::hash::record::record_bytes;
+use octokv_engine::common::record::record_bytes;
 use std::collections::BTreeSet;
 
 const BLOCK_BYTES: usize = 4096;

@@ -7,7 +7,7 @@
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
 //! - [`snapshot_iterator`]: what the operations on iterators take and give. [`iterator_clauses`]: their clauses of the contract.
 //! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
-//! - [`common`]: what engines are made of: superblocks, group commit, journal and replay, image streams, free space,
+//! - [`common`]: what engines are made of: superblocks, records, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
 //! - [`lsm`]: parts of the ordered engine.

@@ -2,11 +2,11 @@
 
 use crate::common::crafted_volume::CraftedVolume;
 use octokv_base::{KEY_BYTES_MAX, Key};
+use octokv_engine::common::record::{self, NewRecord, RecordFlags, RecordFormat, RecordId, RecordMeta};
 use octokv_engine::common::superblock::SuperblockError;
 use octokv_engine::conformance::key_of;
 use octokv_engine::hash::index::{IndexEntry, RecordRef, TAG_BITS, fingerprint};
 use octokv_engine::hash::journal::IndexChange;
-use octokv_engine::hash::record::{self, NewRecord, RecordFlags, RecordFormat, RecordId, RecordMeta};
 use octokv_engine::{Engine, OpenError, PutMode};
 use octokv_runtime::block_on;
 

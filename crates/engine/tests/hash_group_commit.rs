@@ -28,7 +28,7 @@ fn stored_operation(engine: &HashEngine, key: &Key) -> Option<u64> {
 #[test]
 fn records_of_up_to_128_kib_are_written_beside_their_batch_and_longer_ones_delay_no_other_put() {
     let (long, short) = (Key::new(b"long").unwrap(), Key::new(b"short").unwrap());
-    let limit = (128 << 10) - octokv_engine::hash::record::LAYOUT.value_offset(long.len());
+    let limit = (128 << 10) - octokv_engine::common::record::LAYOUT.value_offset(long.len());
     for (value_bytes, is_concurrent) in [(limit, true), (limit + 1, false)] {
         let TracedVolume { engine, trace, .. } = TracedVolume::new(Durability::PowerSafe, 16 << 20);
         trace.held_from_bytes.set(128 << 10);

@@ -172,7 +172,7 @@ fn damaged_and_unreadable_records_are_named_and_the_others_stay_intact() {
     let records = intact.records();
     let lba = |index| records[&key_of(index)].0;
     image[lba(1) as usize * BLOCK_BYTES + 20] ^= 1;
-    let value_at = octokv_engine::hash::record::LAYOUT.value_offset(key_of(2).len());
+    let value_at = octokv_engine::common::record::LAYOUT.value_offset(key_of(2).len());
     image[lba(2) as usize * BLOCK_BYTES + value_at] ^= 1;
     // A record that was written elsewhere.
     let (from, to) = (lba(4) as usize * BLOCK_BYTES, lba(5) as usize * BLOCK_BYTES);

@@ -10,6 +10,7 @@
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
 //! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked.
 //! - [`prepare`]: which never-written space is written with zeros, ahead of its use.
+//! - [`record`]: key and value on the device. `write_rules`: versions, conditions and expiry of a write.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
 
 pub mod abandoned;
@@ -24,6 +25,8 @@ pub mod journal;
 pub mod journal_reader;
 pub mod key_locks;
 pub mod prepare;
+pub mod record;
 pub mod superblock;
 pub mod superblock_io;
 pub mod unit_reader;
+pub(crate) mod write_rules;

@@ -6,12 +6,12 @@
 use super::engine::{HashCore, Predecessor, RecordToWrite};
 use super::index::{IndexEntry, RecordRef};
 use super::pieces::ReservedSpace;
-use super::record::RecordHeader;
 use super::volume::SpaceFor;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::common::group_commit::{flush_deferred, is_compaction_locked, lock_compaction};
 use crate::common::key_locks::KeyGuard;
+use crate::common::record::RecordHeader;
 use crate::{Durability, EngineError};
 use octokv_base::{Key, Nanos};
 use octokv_runtime::ReactorHandle;

@@ -10,10 +10,12 @@
 use super::engine::HashCore;
 use super::index::{IndexEntry, RecordRef, fingerprint};
 use super::journal::IndexChange;
-use super::record::{self, HEADER_BYTES, PlainRecord, RecordFlags, RecordFormat, RecordMeta, record_bytes};
 use super::volume::SpaceFor;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
+use crate::common::record::{
+    self, HEADER_BYTES, PlainRecord, RecordFlags, RecordFormat, RecordMeta, record_bytes,
+};
 use crate::direct::{FoundEntry, FoundNow, KeyLookup, LookupStage};
 use crate::{DeleteOutcome, PutMode, PutOutcome};
 use octokv_base::{DataRef, Received};

@@ -5,12 +5,8 @@
 
 use super::index::{Candidates, IndexEntry, RecordRef};
 use super::journal::{IndexChange, WriteOutcome};
-use super::record::{
-    self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
-};
 use super::unindexed_record::UnindexedRecord;
 use super::volume::{HashVolume, SpaceFor};
-use super::write_rules::{self, KnownKey, Remains};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
@@ -18,6 +14,10 @@ use crate::common::batch_parts::UnwrittenRecord;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device, lock_last_space};
 use crate::common::journal::JournalEntry;
+use crate::common::record::{
+    self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
+};
+use crate::common::write_rules::{self, KnownKey, Remains};
 use crate::direct::FoundEntry;
 use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue, VolumePlace};
 use octokv_base::{Buffer, BufferPool, Key, Lba, Version};

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::PrefetchStage;
+use crate::common::record::RecordFormat;
 use crate::conformance::{key_of, record_of, value_of};
 use crate::contract_clauses::Clauses;
-use crate::hash::record::RecordFormat;
 use crate::hash::{HashEngine, index, open};
 use crate::{Engine, FormatConfig, OpenConfig, WallClock};
 use octokv_device::{MemoryDevice, RamDisk};

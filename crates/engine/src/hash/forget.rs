@@ -5,9 +5,9 @@
 
 use super::engine::HashCore;
 use super::index::RecordRef;
-use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordMeta};
-use super::write_rules;
 use crate::EngineError;
+use crate::common::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordMeta};
+use crate::common::write_rules;
 use octokv_base::{Key, Version};
 use smallvec::SmallVec;
 

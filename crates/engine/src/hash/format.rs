@@ -7,10 +7,10 @@
 use super::checkpoint::IMAGE_HEADER_BYTES;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::record::{RecordFormat, record_bytes};
 use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, VALUE_BYTES_MAX, superblock_units};
 use crate::FormatConfig;
 use crate::common::journal::batch_units_max;
+use crate::common::record::{RecordFormat, record_bytes};
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
 use crate::open_error::OpenError;
 use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};

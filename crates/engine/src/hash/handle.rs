@@ -6,10 +6,10 @@
 //! volatile volume has no journal batch, and its caller owns it: see [`super::engine`].
 
 use super::engine::HashCore;
-use super::record::{self, RecordFormat};
 use super::volume::HashVolume;
 use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::group_commit::write_durability_marker;
+use crate::common::record::{self, RecordFormat};
 use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, KeyLookup, KeySink,
     KeyStatus, LookupStage, NoIterator, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink,

@@ -15,7 +15,7 @@
 //! Invariants: sorted by tag; `len` counts the occupied slots; the last slot is empty.
 //! Tested below against a model.
 
-use super::record::{RecordFlags, RecordFormat, RecordHeader};
+use crate::common::record::{RecordFlags, RecordFormat, RecordHeader};
 use crate::direct::FoundEntry;
 use smallvec::SmallVec;
 

@@ -2,7 +2,7 @@
 
 use super::index::{IndexEntry, IndexTable, RecordRef, fingerprint};
 use super::journal::IndexChange;
-use super::record::{RecordFlags, RecordFormat};
+use crate::common::record::{RecordFlags, RecordFormat};
 use parking_lot::Mutex;
 
 /// One partition of the index, in a cache line of its own: cores write the locks of two partitions at a time.

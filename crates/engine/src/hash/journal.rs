@@ -6,8 +6,8 @@
 //! ```
 //! The batches that they are in are [`crate::common::journal`]'s.
 
-use super::record::RecordFlags;
 use crate::common::journal::{BATCH_HEADER_BYTES, JournalEntry};
+use crate::common::record::RecordFlags;
 use zerocopy::byteorder::little_endian::{U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -16,14 +16,14 @@
 //! full key before its value is returned.
 //!
 //! # Layout
-//! - [`superblock`], [`journal`], [`checkpoint`], [`record`]: the structures on the device.
+//! - [`superblock`], [`journal`], [`checkpoint`]: the structures on the device that only it has.
 //! - [`index`]: the structure in memory that no other engine has; `index_partition`: one part of it.
 //! - [`format`](mod@format), [`recovery`], `upgrade`: creating a volume, opening it, and making it one of the newest format.
 //! - [`verify`](mod@verify), `salvage`: verification, and the scan of an unrecoverable volume.
 //! - `volume`: the state that all cores share. `engine`: the changes of one core; `record_write`: the write of a record and what runs beside it; `pieces`: values in pieces, `piece_list`: their lists; `reads`: its reads; `scan`: its scan of a ring range; `forget`: the end of tombstones.
 //!   `compaction`: what makes one record of a value in pieces, `compaction_step`: the steps of
 //!   that, `compaction_window`: the free runs that it makes for it, `compaction_state`: what all cores know of it.
-//!   `prepare`: zeros in never-written space ahead of its use. `write_rules`: versions, conditions and expiry of a write. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
+//!   `prepare`: zeros in never-written space ahead of its use. `unindexed_record`: the space of a put on a volatile volume. `direct`: the operations that need not wait. `handle`: the
 //!   contract over them, with operations that outlive their callers.
 //! - `seam`: the engine behind the trait of all volumes.
 
@@ -52,7 +52,6 @@ mod pieces;
 mod pieces_tests;
 mod prepare;
 mod reads;
-pub mod record;
 mod record_write;
 pub mod recovery;
 mod salvage;
@@ -63,7 +62,6 @@ mod unindexed_record;
 mod upgrade;
 pub mod verify;
 mod volume;
-mod write_rules;
 
 pub use format::format;
 pub use handle::HashEngine;

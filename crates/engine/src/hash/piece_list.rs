@@ -8,9 +8,9 @@
 //! A piece's checksum covers its part of the value, a node's its list; that of the record's list is the record's. Invariant: no list
 //! is longer than the value's units need, so that reading one ends. Tested below.
 
-use super::record::RecordHeader;
 use super::superblock::VALUE_BYTES_MAX;
 use crate::common::allocator::Extent;
+use crate::common::record::RecordHeader;
 use crate::common::unit_reader::UnitReader;
 use octokv_base::crc32c;
 use octokv_device::DeviceError;

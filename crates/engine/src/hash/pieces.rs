@@ -17,11 +17,11 @@ use super::index::{RECORD_UNITS_MAX, RecordRef};
 use super::piece_list::{
     DamagedAt, ENTRY_BYTES, LIST_BYTES, PIECE_BYTES_MAX, Piece, PieceList, Pieces, list_bytes, list_of,
 };
-use super::record::{LAYOUT, RecordFlags, RecordFormat, RecordHeader, RecordMeta};
 use super::volume::{HashVolume, SpaceFor};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use crate::common::group_commit::flush_deferred;
+use crate::common::record::{LAYOUT, RecordFlags, RecordFormat, RecordHeader, RecordMeta};
 use crate::{Durability, EngineError, PutMode, PutOutcome, ValueRange, VolumePlace};
 use octokv_base::{Buffer, Key, crc32c};
 use octokv_device::DeviceFuture;

@@ -1,11 +1,11 @@
 //! Values in pieces: free space that can be used after any history, power loss, damage.
 
 use super::piece_list::{Piece, PieceList, Pieces};
-use super::record::{HEADER_BYTES, UncheckedRecord};
 use super::salvage::salvage;
 use super::{HashEngine, HashVolume, format, open, verify};
 use crate::bug_injection::{InjectedBug, inject};
 use crate::common::allocator::Extent;
+use crate::common::record::{HEADER_BYTES, UncheckedRecord};
 use crate::conformance::{key_of, record_of, value_of};
 use crate::volume_suite::{KEYS, VolumeSuite, read_all};
 use crate::{

@@ -5,8 +5,8 @@
 
 use super::engine::{HashCore, KeyMatch};
 use super::index::{IndexEntry, RecordRef};
-use super::record::{HEADER_BYTES, RecordHeader, RecordMeta, record_bytes};
-use super::write_rules;
+use crate::common::record::{HEADER_BYTES, RecordHeader, RecordMeta, record_bytes};
+use crate::common::write_rules;
 use crate::direct::FoundEntry;
 use crate::{EngineError, KeySink, KeyStatus, PrefetchStage, StoredValue, ValueRange};
 use octokv_base::{Buffer, Key};

@@ -3,8 +3,8 @@
 use super::engine::{HashCore, KeyMatch};
 use super::index::RecordRef;
 use super::journal::WriteOutcome;
-use super::record::{HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES};
 use crate::EngineError;
+use crate::common::record::{HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES};
 use octokv_base::{Buffer, Key};
 use octokv_device::{DeviceError, DeviceFuture};
 use std::future::{Future, Ready, ready};

@@ -17,7 +17,6 @@ use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, i
 use super::index_partition::IndexPartition;
 use super::journal::IndexChange;
 use super::piece_list::{Pieces, find_damage, load_pieces};
-use super::record::{self, RecordFlags, RecordHeader};
 use super::superblock::{Checkpoint, HashSuperblock};
 use super::volume::{HashVolume, VolumeState, hash_of, partition_and_tag};
 use crate::bug_injection::{self, InjectedBug};
@@ -25,6 +24,7 @@ use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
 use crate::common::commit_queue::JournalPosition;
 use crate::common::image_stream::{ImageLost, ImageReader};
 use crate::common::journal_reader::{JournalReader, JournalRing, ReplayTarget, UnverifiedBatch};
+use crate::common::record::{self, RecordFlags, RecordHeader};
 use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::common::unit_reader::UnitReader;
 use crate::open_error::{IndexMismatch, MetadataStructure, OpenError};

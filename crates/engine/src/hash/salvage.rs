@@ -17,9 +17,11 @@ use super::checkpoint::{IMAGE_HEADER_BYTES, UncheckedImage};
 use super::index::{INDEX_ENTRY_BYTES, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
 use super::piece_list::{find_damage, load_pieces, record_units_of_list};
-use super::record::{HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes};
 use super::superblock::HashSuperblock;
 use crate::common::journal::{JournalEntry, UncheckedBatch};
+use crate::common::record::{
+    HEADER_AND_KEY_BYTES_MAX, RecordFlags, RecordHeader, UncheckedRecord, record_bytes,
+};
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::common::superblock_io::{SlotError, newest, read_slots, slot_lba};
 use crate::common::unit_reader::UnitReader;

@@ -6,9 +6,9 @@
 
 use super::engine::HashCore;
 use super::index::RecordRef;
-use super::record::{RecordFormat, RecordMeta};
-use super::write_rules;
 use crate::HashKind;
+use crate::common::record::{RecordFormat, RecordMeta};
+use crate::common::write_rules;
 use crate::{Capability, EngineError, ScanEntry, ScanSink, ValueRange, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, Version};
 use smallvec::SmallVec;

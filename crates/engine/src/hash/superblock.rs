@@ -14,9 +14,9 @@
 
 use super::index::RECORD_UNITS_MAX;
 use super::journal::IndexChange;
-use super::record::{RecordFormat, record_bytes};
 use crate::HashKind;
 use crate::common::journal::batch_units_max;
+use crate::common::record::{RecordFormat, record_bytes};
 use crate::common::superblock::{
     COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES, Superblock,
     SuperblockError, SuperblockField, SuperblockHeader,

@@ -8,9 +8,9 @@
 //! is one of format 1, with everything that it holds; a crash leaves one or the other. Tested in `tests/hash_upgrade.rs`.
 
 use super::engine::HashCore;
-use super::record::RecordFormat;
 use super::recovery::load_volume;
 use super::volume::{HashVolume, VolumeState};
+use crate::common::record::RecordFormat;
 use crate::common::superblock::Superblock;
 use crate::common::superblock_io::write_superblock;
 use crate::open_error::OpenError;

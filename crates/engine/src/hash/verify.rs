@@ -5,11 +5,11 @@
 use super::index::is_fingerprint_of;
 use super::index::{IndexEntry, RecordRef};
 use super::piece_list::{DamagedAt, find_damage, load_pieces};
-use super::record::{RecordFlags, RecordFormat, RecordHeader, UncheckedRecord};
 use super::recovery::{RecoveredState, load_volume};
 use super::salvage::salvage;
 use super::superblock::HashSuperblock;
 use super::volume::{hash_of, partition_and_tag};
+use crate::common::record::{RecordFlags, RecordFormat, RecordHeader, UncheckedRecord};
 use crate::common::unit_reader::UnitReader;
 use crate::open_error::OpenError;
 use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};

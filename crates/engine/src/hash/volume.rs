@@ -6,10 +6,6 @@ use super::compaction_state::Compaction;
 use super::index::{Candidates, IndexEntry, RecordRef, TAG_BITS, is_fingerprint_of};
 use super::index_partition::IndexPartition;
 use super::journal::IndexChange;
-use super::record::{
-    self, NewRecord, RecordError, RecordFlags, RecordFormat, RecordHeader, RecordId, RecordMeta,
-    UncheckedRecord,
-};
 use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
@@ -19,6 +15,10 @@ use crate::common::epoch::Epochs;
 use crate::common::held_numbers::SHARD_BITS;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::common::prepare::Preparer;
+use crate::common::record::{
+    self, NewRecord, RecordError, RecordFlags, RecordFormat, RecordHeader, RecordId, RecordMeta,
+    UncheckedRecord,
+};
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
 use octokv_base::map::FxHashSet;

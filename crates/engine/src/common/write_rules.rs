@@ -10,7 +10,7 @@ use octokv_base::{UnixTime, Version};
 
 /// What is known of a key before a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownKey {
+pub(crate) struct KnownKey {
     /// Its version.
     pub version: Version,
     /// Whether it has a value that has not expired.
@@ -29,7 +29,7 @@ impl KnownKey {
 
 /// Whether a record has a value that has not expired.
 #[inline]
-pub(super) fn is_live(meta: &RecordMeta, now: impl FnOnce() -> UnixTime) -> bool {
+pub(crate) fn is_live(meta: &RecordMeta, now: impl FnOnce() -> UnixTime) -> bool {
     if !meta.flags.contains(RecordFlags::VERSIONED) {
         return true;
     }
@@ -41,7 +41,7 @@ pub(super) fn is_live(meta: &RecordMeta, now: impl FnOnce() -> UnixTime) -> bool
 ///
 /// # Errors
 /// [`EngineError::Unsupported`].
-pub(super) fn check_options(format: RecordFormat, options: &PutOptions) -> Result<(), EngineError> {
+pub(crate) fn check_options(format: RecordFormat, options: &PutOptions) -> Result<(), EngineError> {
     let lacks_versions = options.version > Version::NONE || matches!(options.mode, PutMode::IfVersion(_));
     let lacks_expiry = options.expires_at < UnixTime::NEVER;
     match format {
@@ -58,7 +58,7 @@ pub(super) fn check_options(format: RecordFormat, options: &PutOptions) -> Resul
 ///
 /// # Errors
 /// The outcome of a put that stores nothing.
-pub(super) fn decide_put(key: KnownKey, options: &PutOptions) -> Result<RecordMeta, PutOutcome> {
+pub(crate) fn decide_put(key: KnownKey, options: &PutOptions) -> Result<RecordMeta, PutOutcome> {
     if options.version > Version::NONE && options.version <= key.version {
         return Err(PutOutcome::NotNewer(key.version));
     }
@@ -78,7 +78,7 @@ pub(super) fn decide_put(key: KnownKey, options: &PutOptions) -> Result<RecordMe
 
 /// What a delete leaves of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Remains {
+pub(crate) enum Remains {
     /// What there is: nothing, or the tombstone that it has.
     Unchanged,
     /// Nothing.
@@ -91,7 +91,7 @@ pub(super) enum Remains {
 ///
 /// # Errors
 /// The outcome of a delete that changes nothing since it is not newer.
-pub(super) fn decide_delete(
+pub(crate) fn decide_delete(
     key: KnownKey,
     found: Option<&RecordMeta>,
     version: Version,
