@@ -18,7 +18,7 @@ fn small_volume() -> CraftedVolume {
 fn a_damaged_record_that_two_keys_of_its_tag_replace_in_the_last_batch_is_replaced_once() {
     // As an earlier version left it; the top bits of the hashes are the same.
     let mut volume = small_volume();
-    let (damaged, hash) = (volume.superblock.data_start_unit, volume.hash(&key_of(1)));
+    let (damaged, hash) = (volume.superblock.layout.data_start_unit, volume.hash(&key_of(1)));
     let record_ref = RecordRef {
         location: damaged,
         units: 1,
@@ -53,7 +53,7 @@ fn a_damaged_record_that_two_keys_of_its_tag_replace_in_the_last_batch_is_replac
 #[test]
 fn a_key_that_is_longer_than_any_is_not_listed() {
     let mut volume = small_volume();
-    let first = volume.superblock.data_start_unit;
+    let first = volume.superblock.layout.data_start_unit;
     let entry = |at: u64| {
         let fingerprint = fingerprint(RecordFormat::V1, 7 + at, RecordFlags::NONE);
         IndexEntry::new(at, RecordRef { location: first + 2 * at, units: 2, fingerprint })

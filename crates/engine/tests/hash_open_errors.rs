@@ -46,14 +46,14 @@ fn superblock() -> HashSuperblock {
 fn checkpoint_offsets() -> [usize; 2] {
     let superblock = superblock();
     let area = superblock.checkpoint.area.expect("the fixture has a checkpoint");
-    [0, 1].map(|copy| superblock.area_start_unit(area, copy) as usize * UNIT_BYTES)
+    [0, 1].map(|copy| superblock.layout.area_start_unit(area, copy) as usize * UNIT_BYTES)
 }
 
 /// The offsets in both copies of the first batch to replay.
 fn batch_offsets() -> [usize; 2] {
     let superblock = superblock();
     let unit = u64::from(superblock.checkpoint.journal_unit);
-    [0, 1].map(|copy| (superblock.journal_start_unit(copy) + unit) as usize * UNIT_BYTES)
+    [0, 1].map(|copy| (superblock.layout.journal_start_unit(copy) + unit) as usize * UNIT_BYTES)
 }
 
 /// Changes eight bytes in both copies of a structure and makes its checksum valid again.
@@ -140,7 +140,7 @@ fn an_inconsistent_index_names_the_block_and_what_disagrees() {
     let first_entry = superblock.checkpoint.entry + 1;
     let batch = superblock.checkpoint.batch;
     // The first entry after the checkpoint replaces a record that was never written (entry byte 24).
-    let lba = superblock.units() - 1;
+    let lba = superblock.layout.units() - 1;
     let table = [
         (batch_offsets(), 64 + 24, lba, lba, IndexMismatch::MissingPredecessor { entry: first_entry }),
         // It names a record far beyond the device (entry byte 16).
@@ -209,14 +209,15 @@ fn a_batch_that_replaces_a_record_beyond_any_device_is_refused() {
 fn a_checkpoint_image_that_claims_more_than_one_transfer_is_read_in_parts() {
     const CLAIMED_BYTES: u64 = 80 << 20;
     const READ_BYTES_MAX: usize = 64 << 20;
-    let mut superblock = HashSuperblock { area_units: CLAIMED_BYTES / UNIT_BYTES as u64, ..superblock() };
+    let mut superblock = superblock();
+    superblock.layout.area_units = CLAIMED_BYTES / UNIT_BYTES as u64;
     superblock.checkpoint.area = Some(0);
     superblock.checkpoint.bytes = CLAIMED_BYTES;
-    superblock.data_start_unit = superblock.area_start_unit(0, 4);
-    let device = Rc::new(SparseDevice::new(superblock.units()));
+    superblock.layout.data_start_unit = superblock.layout.area_start_unit(0, 4);
+    let device = Rc::new(SparseDevice::new(superblock.layout.units()));
     (0..4).for_each(|slot| device.put(slot * (STRIDE / UNIT_BYTES) as u64, &superblock.encode()));
     let entries = (CLAIMED_BYTES as u32 - 48) / 16;
-    let lbas = [0, 1].map(|copy| superblock.area_start_unit(0, copy));
+    let lbas = [0, 1].map(|copy| superblock.layout.area_start_unit(0, copy));
     let header = [&b"OKVC"[..], &[0; 24], &entries.to_le_bytes()].concat();
     lbas.into_iter().for_each(|lba| device.put(lba, &header));
 

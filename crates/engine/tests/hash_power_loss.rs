@@ -160,9 +160,9 @@ fn superblock_of(image: &DiskImage) -> HashSuperblock {
 /// The bytes of a copy of the journal in an image.
 fn journal_range(image: &DiskImage, copy: u64) -> std::ops::Range<usize> {
     let superblock = superblock_of(image);
-    let unit = superblock.unit_bytes as usize;
-    let first = superblock.journal_start_unit(copy) as usize * unit;
-    first..first + superblock.journal_units as usize * unit
+    let unit = superblock.layout.unit_bytes as usize;
+    let first = superblock.layout.journal_start_unit(copy) as usize * unit;
+    first..first + superblock.layout.journal_units as usize * unit
 }
 
 #[test]

@@ -15,7 +15,7 @@ const WINDOW_BYTES: usize = 1 << 20;
 /// A volume whose checkpoint has `counts` entries per partition, the offsets of the images and the units in use.
 fn volume_of(counts: &[usize]) -> (CraftedVolume, Vec<usize>, u64) {
     let mut volume = CraftedVolume::new(counts.len().ilog2() as u8, 248, 0, 4_000, 1 << 19);
-    let mut location = volume.superblock.data_start_unit;
+    let mut location = volume.superblock.layout.data_start_unit;
     let mut entries = |count: usize| {
         let entry = |number: u64| {
             let units = 1 + number % 3;
@@ -54,7 +54,7 @@ fn assert_complete(
     let device = volume.prepared();
     let engine = volume.open_on(&device).unwrap_or_else(|error| panic!("{context}: {error}"));
     let statistics = engine.statistics();
-    let used_bytes = (end - volume.superblock.data_start_unit) * UNIT_BYTES as u64;
+    let used_bytes = (end - volume.superblock.layout.data_start_unit) * UNIT_BYTES as u64;
     let want = (counts.iter().sum::<usize>() as u64, used_bytes, checkpoints);
     assert_eq!((statistics.keys, statistics.used_bytes, statistics.checkpoints), want, "{context}");
     let area = volume.checkpoint_lbas()[0]..volume.checkpoint_lbas()[1];
@@ -103,7 +103,7 @@ fn an_opening_repairs_a_damaged_copy() {
     let report = volume.verify_on(&device).unwrap();
     assert_eq!((report.keys, report.damaged_copies), (40_000, 0));
     // The new checkpoint is in the other area. Its second copy is as good as its first.
-    let first = volume.lba(volume.superblock.area_start_unit(0, 0));
+    let first = volume.lba(volume.superblock.layout.area_start_unit(0, 0));
     for offset in offsets {
         device.damage(first, offset + 20);
     }
@@ -180,7 +180,7 @@ fn a_damaged_copy_that_claims_another_length_costs_no_long_read() {
 fn records_end_with_the_record_area() {
     for (location, units, want) in [(-1_i64, 1, None), (-2, 2, None), (-1, 2, Some(-1)), (0, 1, Some(0))] {
         let mut volume = CraftedVolume::new(0, 248, 0, 100, 1_000);
-        let location = volume.superblock.units().checked_add_signed(location).unwrap();
+        let location = volume.superblock.layout.units().checked_add_signed(location).unwrap();
         let entry = IndexEntry::new(1, RecordRef { location, units, fingerprint: 1 });
         volume.write_checkpoint(&[vec![entry]]);
         let opened = volume.open().map(|engine| engine.statistics().used_bytes);
@@ -198,7 +198,8 @@ fn two_records_in_one_unit_are_named_as_such_at_both_ends_of_the_record_area() {
     for is_last in [false, true] {
         let mut volume = CraftedVolume::new(0, 248, 0, 100, 1_000);
         let superblock = volume.superblock;
-        let location = if is_last { superblock.units() - 1 } else { superblock.data_start_unit };
+        let location =
+            if is_last { superblock.layout.units() - 1 } else { superblock.layout.data_start_unit };
         let entry = |tag| IndexEntry::new(tag, RecordRef { location, units: 1, fingerprint: 1 });
         volume.write_checkpoint(&[vec![entry(1), entry(2)]]);
         let mismatch = IndexMismatch::OverlappingRecords { units: 1 };

@@ -45,7 +45,7 @@ fn volume_with_journal(
 ) -> (CraftedVolume, Vec<u32>, u64) {
     let volume = CraftedVolume::new(0, ring, unit, 400, 1 << 19);
     let (mut unit, mut number, mut units_of_batches) = (unit, 50, Vec::new());
-    let mut location = volume.superblock.data_start_unit;
+    let mut location = volume.superblock.layout.data_start_unit;
     for batch in 5..=5 + batches {
         let count = if batch == 5 + batches { 0 } else { entries(batch) };
         let list: Vec<IndexChange> = (number..number + count)
@@ -62,7 +62,7 @@ fn volume_with_journal(
         unit += volume.write_batch(unit, &volume.header(batch, number, batch - 1), &list);
         number += count;
     }
-    let used = location - volume.superblock.data_start_unit;
+    let used = location - volume.superblock.layout.data_start_unit;
     (volume, units_of_batches, used)
 }
 
@@ -146,7 +146,7 @@ fn batches_of_another_volume_an_earlier_opening_or_another_number_end_the_journa
         let volume = small_volume();
         let mut header = valid(&volume);
         change(&mut header);
-        let location = volume.superblock.data_start_unit;
+        let location = volume.superblock.layout.data_start_unit;
         volume.write_batch(0, &header, &[put_entry(50, location, 1)]);
         volume.write_record(location, 50, &key_of(0));
         let report = volume.verify().unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -165,7 +165,7 @@ fn batches_of_another_volume_an_earlier_opening_or_another_number_end_the_journa
 #[test]
 fn entries_name_records_within_the_record_area() {
     let superblock = small_volume().superblock;
-    let (first, end) = (superblock.data_start_unit, superblock.units());
+    let (first, end) = (superblock.layout.data_start_unit, superblock.layout.units());
     let most = RECORD_UNITS_MAX as u32;
     let table = [
         (first, 1, 0, true),
@@ -231,7 +231,7 @@ fn a_later_batch_that_waited_for_a_missing_one_shows_that_it_was_damaged() {
 #[test]
 fn a_batch_that_neither_copy_can_be_read_for_is_an_error_and_one_copy_suffices() {
     let volume = small_volume();
-    let location = volume.superblock.data_start_unit;
+    let location = volume.superblock.layout.data_start_unit;
     volume.write_batch(0, &volume.header(5, 50, 4), &[put_entry(50, location, 1)]);
     volume.write_record(location, 50, &key_of(0));
     let fail = |copies: &[usize]| {
@@ -269,7 +269,7 @@ struct Replacement {
 fn replacement(format: RecordFormat) -> Replacement {
     let mut volume = small_volume();
     volume.superblock.format = format;
-    let (key, old) = (key_of(0), volume.superblock.data_start_unit + 10);
+    let (key, old) = (key_of(0), volume.superblock.layout.data_start_unit + 10);
     let tag = (volume.hash(&key) >> (128 - TAG_BITS)) as u64;
     let record_ref =
         RecordRef { location: old, units: 1, fingerprint: fingerprint(format, 7, RecordFlags::NONE) };
@@ -465,7 +465,7 @@ fn an_entry_that_replaces_another_keys_record_of_the_same_tag_replaces_nothing()
 fn entries_that_a_checkpoint_includes_are_not_applied_again() {
     // The images are from different times: the second one includes the first entry of the journal.
     let mut volume = CraftedVolume::new(1, 248, 0, 100, 20_000);
-    let location = volume.superblock.data_start_unit;
+    let location = volume.superblock.layout.data_start_unit;
     let entry_of = |partition: u64, number: u64| IndexChange {
         hash: (u128::from(partition) << 127) | u128::from(number) << 80,
         ..put_entry(number, location + number - 50, 1)
@@ -490,7 +490,7 @@ fn entries_that_a_checkpoint_includes_are_not_applied_again() {
 #[test]
 fn a_durable_entry_that_replaces_a_missing_record_is_named_with_its_block() {
     let volume = small_volume();
-    let old_location = volume.superblock.data_start_unit + 7;
+    let old_location = volume.superblock.layout.data_start_unit + 7;
     let entry = IndexChange { old_location, ..put_entry(50, old_location + 1, 1) };
     volume.write_batch(0, &volume.header(5, 50, 5), &[entry]);
     let mismatch = IndexMismatch::MissingPredecessor { entry: 50 };
@@ -502,7 +502,7 @@ fn a_durable_entry_that_replaces_a_missing_record_is_named_with_its_block() {
 fn the_record_of_another_key_of_the_same_tag_stays_even_if_that_key_is_the_longest() {
     let mut volume = small_volume();
     let long = Key::new(&[7; KEY_BYTES_MAX]).unwrap();
-    let (hash, old) = (volume.hash(&long), volume.superblock.data_start_unit);
+    let (hash, old) = (volume.hash(&long), volume.superblock.layout.data_start_unit);
     let record_ref = RecordRef {
         location: old,
         units: 2,

@@ -86,7 +86,7 @@ fn superblock() -> HashSuperblock {
 fn checkpoint_offsets() -> [usize; 2] {
     let superblock = superblock();
     let area = superblock.checkpoint.area.expect("the fixture has a checkpoint");
-    [0, 1].map(|copy| superblock.area_start_unit(area, copy) as usize * BLOCK_BYTES)
+    [0, 1].map(|copy| superblock.layout.area_start_unit(area, copy) as usize * BLOCK_BYTES)
 }
 
 /// The fixture's twenty values, one of which was deleted, have 100, 101, … bytes.
@@ -157,7 +157,7 @@ fn without_either_checkpoint_copy_the_damage_and_all_that_is_intact_is_named() {
             .any(|finding| finding.kind == FindingKind::Superblock { generation: superblock().generation })
     );
     // With nothing left of both copies, too.
-    let area_bytes = superblock().area_units as usize * BLOCK_BYTES;
+    let area_bytes = superblock().layout.area_units as usize * BLOCK_BYTES;
     checkpoint_offsets().into_iter().for_each(|start| image[start..start + area_bytes].fill(0));
     let (failure, findings) = verify_image(&image, FaultPlan::default());
     assert_eq!(failure.reason, OpenError::CopiesUnreadable { structure, lbas });

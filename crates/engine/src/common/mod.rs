@@ -12,6 +12,7 @@
 //! - [`prepare`]: which never-written space is written with zeros, ahead of its use.
 //! - [`record`]: key and value on the device. `write_rules`: versions, conditions and expiry of a write.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
+//! - [`volume_layout`]: the regions of a volume, and its last checkpoint. `volume_format`: what a format chooses and writes.
 
 pub mod abandoned;
 pub mod allocator;
@@ -29,4 +30,6 @@ pub mod record;
 pub mod superblock;
 pub mod superblock_io;
 pub mod unit_reader;
+pub(crate) mod volume_format;
+pub mod volume_layout;
 pub(crate) mod write_rules;

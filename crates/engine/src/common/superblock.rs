@@ -164,6 +164,18 @@ impl fmt::Display for SuperblockField {
     }
 }
 
+/// A flag in a superblock.
+///
+/// # Errors
+/// [`SuperblockError::UnknownValue`] if it is neither 0 nor 1.
+pub(crate) fn decode_flag(field: SuperblockField, value: u32) -> Result<bool, SuperblockError> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        value => Err(SuperblockError::UnknownValue { field, value }),
+    }
+}
+
 /// The bytes that all superblocks share, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -15,13 +15,13 @@
 
 use super::engine::HashCore;
 use super::index::{INDEX_ENTRY_BYTES, IndexEntry};
-use super::superblock::Checkpoint;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::commit_queue::PoisonGuard;
 use crate::common::group_commit::{checkpoint_if, flush_deferred, lock_checkpoint, write_durability_marker};
 use crate::common::image_stream::{ImageFormat, ImageWriter};
 use crate::common::superblock_io::write_superblock;
+use crate::common::volume_layout::Checkpoint;
 use octokv_base::{Nanos, crc32c};
 use octokv_runtime::{ReactorHandle, trim_heap};
 use std::cell::Cell;
@@ -159,7 +159,7 @@ impl HashCore {
                 state.applied_through
             };
             let header = PartitionImageHeader {
-                volume_id: volume.layout().volume_id,
+                volume_id: volume.constants().volume_id,
                 checkpoint_id: id,
                 partition: index as u32,
                 applied_through: applied,

@@ -79,7 +79,7 @@ impl HashCore {
     fn own_plain<'a>(&self, bytes: &'a [u8], record_ref: RecordRef, key: &[u8]) -> Option<PlainRecord<'a>> {
         let record = record::plain_in_memory(bytes)?;
         let fingerprint = fingerprint(RecordFormat::V2, record.sequence, RecordFlags::NONE);
-        let is_own = record.volume_id == self.volume.layout().volume_id
+        let is_own = record.volume_id == self.volume.constants().volume_id
             && fingerprint == record_ref.fingerprint
             && record.key == key;
         (is_own || bug_injection::is_injected(InjectedBug::SkipIdentityInPlace)).then_some(record)

@@ -247,7 +247,7 @@ impl HashCore {
             FoundEntry::Missing => return Ok(Predecessor::Verified(None)),
             FoundEntry::One(words) if matches!(mode, PutMode::Upsert | PutMode::IfVersion(_)) => {
                 let record_ref = IndexEntry::from_words(words).record_ref();
-                if record_ref.flags(self.volume.layout().format) == RecordFlags::NONE {
+                if record_ref.flags(self.volume.constants().format) == RecordFlags::NONE {
                     return Ok(Predecessor::Unverified(record_ref));
                 }
             }
@@ -391,7 +391,7 @@ impl HashCore {
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
         let (mode, volume) = (options.mode, &self.volume);
-        write_rules::check_options(volume.layout().format, &options)?;
+        write_rules::check_options(volume.constants().format, &options)?;
         let value_bytes = value.bytes;
         if value_bytes > volume.value_bytes_max() {
             return Ok(PutOutcome::TooLong);
@@ -468,7 +468,7 @@ impl HashCore {
     pub(super) async fn delete(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
         let volume = &self.volume;
         let options = PutOptions { version, ..PutOptions::default() };
-        write_rules::check_options(volume.layout().format, &options)?;
+        write_rules::check_options(volume.constants().format, &options)?;
         if volume.commits.has_failed() {
             return Err(EngineError::ReadOnly);
         }

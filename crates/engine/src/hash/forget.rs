@@ -26,7 +26,7 @@ impl HashCore {
         while partition < volume.partitions.len() {
             (partition, tag) = volume.read_page(partition, tag, &mut page, |entry| entry.record_ref());
             for record_ref in page.drain(..) {
-                if record_ref.flags(volume.layout().format).contains(RecordFlags::VERSIONED)
+                if record_ref.flags(volume.constants().format).contains(RecordFlags::VERSIONED)
                     && let Some(key) = self.forgettable_key(record_ref, version).await?
                 {
                     self.forget(&key, version).await?;

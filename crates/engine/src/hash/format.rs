@@ -1,39 +1,29 @@
 //! Format: creates an empty volume on a device.
 //!
-//! In: a device's geometry and the configuration of the volume. Out: zeros over all superblocks and over the first batch
-//! of each journal copy, then one superblock in both copies. Nothing else is written: recovery reads nothing else of a
-//! volume without a checkpoint and without a first batch.
+//! In: a device's geometry and the configuration of the volume. Out: what every format writes (`common/volume_format.rs`).
 
 use super::checkpoint::IMAGE_HEADER_BYTES;
 use super::index::{INDEX_ENTRY_BYTES, LOCATION_MAX, RECORD_UNITS_MAX};
 use super::journal::IndexChange;
-use super::superblock::{Checkpoint, HashSuperblock, RING_BATCHES_MIN, VALUE_BYTES_MAX, superblock_units};
+use super::superblock::{HashSuperblock, VALUE_BYTES_MAX};
 use crate::FormatConfig;
-use crate::common::journal::batch_units_max;
+use crate::common::journal::JournalEntry;
 use crate::common::record::{RecordFormat, record_bytes};
-use crate::common::superblock_io::{erase_superblocks, write_superblock};
+use crate::common::volume_format::{choose_unit_bytes, fill_with_data, write_volume};
+use crate::common::volume_layout::{Checkpoint, VolumeLayout, ring_units_min};
 use crate::open_error::OpenError;
-use octokv_base::{Buffer, KEY_BYTES_MAX, Lba, Prng};
+use octokv_base::{KEY_BYTES_MAX, Prng};
 use octokv_device::{Device, Geometry};
-
-/// The possible units, in bytes.
-const UNIT_BYTES: [u32; 4] = [512, 1024, 2048, 4096];
 
 /// Bytes of the longest record.
 fn record_bytes_max(config: &FormatConfig) -> u64 {
     record_bytes(KEY_BYTES_MAX, config.value_bytes_max as usize) as u64
 }
 
-/// The smallest unit whose write needs no read below, and with which an index entry can name every unit of the device and
-/// the length of the longest record; the largest unit if there is none.
-fn unit_bytes_for(geometry: Geometry, preferred_write_bytes: u32, config: &FormatConfig) -> u32 {
-    let suits = |&unit_bytes: &u32| {
-        unit_bytes >= preferred_write_bytes
-            && geometry.bytes() / u64::from(unit_bytes) <= LOCATION_MAX
-            && record_bytes_max(config).div_ceil(u64::from(unit_bytes)) <= RECORD_UNITS_MAX
-    };
-    let [smaller @ .., largest] = UNIT_BYTES;
-    smaller.into_iter().find(suits).unwrap_or(largest)
+/// Whether an index entry can name every unit of the device and the length of the longest record.
+fn suits(unit_bytes: u32, geometry: Geometry, config: &FormatConfig) -> bool {
+    geometry.bytes() / u64::from(unit_bytes) <= LOCATION_MAX
+        && record_bytes_max(config).div_ceil(u64::from(unit_bytes)) <= RECORD_UNITS_MAX
 }
 
 /// Lays out a volume on a device. Volatile devices have neither journal nor checkpoints.
@@ -45,15 +35,12 @@ pub(super) fn layout(
     preferred_write_bytes: u32,
     config: &FormatConfig,
 ) -> Result<HashSuperblock, OpenError> {
-    let unit_bytes =
-        config.unit_bytes.unwrap_or_else(|| unit_bytes_for(geometry, preferred_write_bytes, config));
-    if geometry.block_bytes > unit_bytes {
-        return Err(OpenError::BlockTooLarge { block_bytes: geometry.block_bytes, unit_bytes });
-    }
+    let suits = |unit_bytes| suits(unit_bytes, geometry, config);
+    let unit_bytes = choose_unit_bytes(geometry, preferred_write_bytes, config.unit_bytes, suits)?;
     // Units beyond the last location that an index entry can name stay unused.
     let units = (geometry.bytes() / u64::from(unit_bytes)).min(LOCATION_MAX);
     let ring_units_max = (512 << 20) / unit_bytes;
-    let ring_units_min = RING_BATCHES_MIN * batch_units_max::<IndexChange>(unit_bytes);
+    let ring_units_min = ring_units_min(IndexChange::BATCH_BYTES_MAX, unit_bytes);
     let index_partitions_log2 = (units / 4096).max(16).ilog2().min(14) as u8;
     let (journal_units, area_units) = match geometry.volatile {
         true => (1, 0),
@@ -63,12 +50,8 @@ pub(super) fn layout(
             (ring as u32, (images + INDEX_ENTRY_BYTES as u64 * units).div_ceil(u64::from(unit_bytes)))
         }
     };
-    let data_first = superblock_units(unit_bytes) + 2 * u64::from(journal_units) + 4 * area_units;
-    let units_min = data_first + 64;
-    if units < units_min {
-        let need_bytes = units_min * u64::from(unit_bytes);
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
-    }
+    let regions = VolumeLayout::without_data(unit_bytes, journal_units, area_units);
+    let layout = fill_with_data(geometry, regions, units, 64)?;
     // What ends with the process has the newest format.
     let is_format_1 = config.version == 1 && !geometry.volatile;
     let format = if is_format_1 { RecordFormat::V1 } else { RecordFormat::V2 };
@@ -82,27 +65,22 @@ pub(super) fn layout(
         return Err(OpenError::ValuesTooLong { value_bytes_max });
     }
     // A partition with space for few of the longest records would waste much of its end.
-    let data_units = units - data_first;
     let partitions_log2_max =
-        (data_units / (16 * record_units_max.min(RECORD_UNITS_MAX))).max(1).ilog2() as u8;
+        (layout.data_units / (16 * record_units_max.min(RECORD_UNITS_MAX))).max(1).ilog2() as u8;
     let mut random = Prng::new(config.seed);
     Ok(HashSuperblock {
         format,
         volume_id: random.next_u64(),
         hash_seed: random.next_u64(),
         hash: config.hash,
-        unit_bytes,
-        journal_units,
-        area_units,
-        data_start_unit: data_first,
-        data_units,
+        layout,
         index_partitions_log2,
         bitmap_partitions_log2: config.bitmap_partitions_log2.min(partitions_log2_max),
         namespace: config.namespace,
         value_bytes_max: config.value_bytes_max,
         generation: 0,
         incarnation: 0,
-        checkpoint: Checkpoint { batch: 1, ..Checkpoint::default() },
+        checkpoint: Checkpoint::NONE,
         is_clean_shutdown: true,
     })
 }
@@ -120,24 +98,14 @@ pub async fn format(device: &dyn Device, config: &FormatConfig) -> Result<(), Op
     if device.geometry().volatile {
         return Ok(());
     }
-    // The other slots may hold superblocks of an older volume: erase them first.
-    erase_superblocks(device).await?;
-    // With the same seed, an older volume has the same id: its journal must not continue this one's.
-    for copy in 0..2 {
-        let unit_blocks = u64::from(superblock.unit_bytes / device.geometry().block_bytes);
-        let first = Buffer::zeroed(
-            (batch_units_max::<IndexChange>(superblock.unit_bytes) * superblock.unit_bytes) as usize,
-        );
-        device.write(Lba(superblock.journal_start_unit(copy) * unit_blocks), first).await.result?;
-    }
-    device.flush().await.result?;
-    write_superblock(device, &superblock).await?;
+    write_volume(device, &superblock, &superblock.layout, IndexChange::BATCH_BYTES_MAX).await?;
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::common::volume_layout::UNIT_BYTES;
     use crate::conformance::{key_of, record_of, value_of};
     use crate::hash::{HashEngine, open};
     use crate::{Durability, Engine, OpenConfig, PutMode, PutOutcome, WallClock};
@@ -149,7 +117,7 @@ mod tests {
     fn unit_bytes_of(block_bytes: u32, device_bytes: u64, config: &FormatConfig) -> Result<u32, OpenError> {
         let blocks = device_bytes / u64::from(block_bytes);
         layout(Geometry { block_bytes, blocks, volatile: false }, block_bytes, config)
-            .map(|superblock| superblock.unit_bytes)
+            .map(|superblock| superblock.layout.unit_bytes)
     }
 
     #[test]
@@ -167,7 +135,7 @@ mod tests {
         let geometry = Geometry { block_bytes: 512, blocks: 1 << 21, volatile: false };
         let unit_bytes = |preferred, unit_bytes| {
             let config = FormatConfig { unit_bytes, ..FormatConfig::default() };
-            layout(geometry, preferred, &config).map(|superblock| superblock.unit_bytes)
+            layout(geometry, preferred, &config).map(|superblock| superblock.layout.unit_bytes)
         };
         assert_eq!([512, 1024, 4096].map(|preferred| unit_bytes(preferred, None)), [512, 1024, 4096].map(Ok));
         assert_eq!(unit_bytes(4096, Some(512)), Ok(512), "a configured one is used");

@@ -159,7 +159,7 @@ impl Engine for HashEngine {
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
-        if self.core.volume.layout().format == RecordFormat::V1 {
+        if self.core.volume.constants().format == RecordFormat::V1 {
             return Ok(()); // That format has no tombstones.
         }
         let core = Rc::clone(&self.core);

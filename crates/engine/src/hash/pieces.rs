@@ -110,7 +110,7 @@ impl PiecesLayout {
 impl HashCore {
     /// Whether a put may store its value in pieces.
     pub(super) fn stores_pieces(&self) -> bool {
-        !self.volume.volatile && self.volume.layout().format == RecordFormat::V2
+        !self.volume.volatile && self.volume.constants().format == RecordFormat::V2
     }
 
     /// Whether a record of so many units has to be stored in pieces: its entry could not name its length.
@@ -414,7 +414,7 @@ impl HashCore {
 
     /// Whether a record's value lies in pieces.
     pub(super) fn is_in_pieces(&self, record_ref: &RecordRef) -> bool {
-        record_ref.flags(self.volume.layout().format).contains(RecordFlags::PIECES)
+        record_ref.flags(self.volume.constants().format).contains(RecordFlags::PIECES)
     }
 
     /// Gives up the space of pieces whose record has left the index.

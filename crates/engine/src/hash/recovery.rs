@@ -17,7 +17,7 @@ use super::index::{INDEX_ENTRY_BYTES, IndexEntry, RECORD_UNITS_MAX, RecordRef, i
 use super::index_partition::IndexPartition;
 use super::journal::IndexChange;
 use super::piece_list::{Pieces, find_damage, load_pieces};
-use super::superblock::{Checkpoint, HashSuperblock};
+use super::superblock::HashSuperblock;
 use super::volume::{HashVolume, VolumeState, hash_of, partition_and_tag};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
@@ -27,6 +27,7 @@ use crate::common::journal_reader::{JournalReader, JournalRing, ReplayTarget, Un
 use crate::common::record::{self, RecordFlags, RecordHeader};
 use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::common::unit_reader::UnitReader;
+use crate::common::volume_layout::Checkpoint;
 use crate::open_error::{IndexMismatch, MetadataStructure, OpenError};
 use crate::{FormatConfig, OpenConfig};
 use octokv_base::BufferPool;
@@ -102,7 +103,12 @@ fn empty_state(superblock: &HashSuperblock, position: JournalPosition, fit: FitP
     let bitmap_partitions = 1 << superblock.bitmap_partitions_log2;
     VolumeState {
         partitions: segments,
-        space: SpaceAllocator::new(superblock.data_start_unit, superblock.data_units, bitmap_partitions, fit),
+        space: SpaceAllocator::new(
+            superblock.layout.data_start_unit,
+            superblock.layout.data_units,
+            bitmap_partitions,
+            fit,
+        ),
         position,
         lost_pieces: FxHashSet::default(),
         values_in_pieces: 0,
@@ -116,16 +122,16 @@ fn empty_state(superblock: &HashSuperblock, position: JournalPosition, fit: FitP
 pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, OpenError> {
     let (superblock, damaged) = read_superblock::<HashSuperblock>(device).await?;
     let geometry = device.geometry();
-    let need_bytes = superblock.units() * u64::from(superblock.unit_bytes);
+    let need_bytes = superblock.layout.units() * u64::from(superblock.layout.unit_bytes);
     if geometry.bytes() < need_bytes {
         return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
     }
-    if geometry.block_bytes > superblock.unit_bytes {
-        let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.unit_bytes);
+    if geometry.block_bytes > superblock.layout.unit_bytes {
+        let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.layout.unit_bytes);
         return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
     }
     let mut loader = Recovery {
-        reader: UnitReader::new(device, superblock.unit_bytes),
+        reader: UnitReader::new(device, superblock.layout.unit_bytes),
         superblock,
         partitions: empty_state(&superblock, JournalPosition::default(), FitPolicy::Next).partitions,
         damaged_copies: damaged,
@@ -173,7 +179,7 @@ impl Recovery<'_> {
 
     async fn read_checkpoint(&mut self) -> Result<(), OpenError> {
         let Checkpoint { area: Some(area), bytes, .. } = self.superblock.checkpoint else { return Ok(()) };
-        let starts = [0, 1].map(|copy| self.superblock.area_start_unit(area, copy));
+        let starts = [0, 1].map(|copy| self.superblock.layout.area_start_unit(area, copy));
         let mut images = ImageReader::new(self.reader, starts, bytes);
         for index in 0..self.partitions.len() {
             let loaded = images.next::<PartitionImageHeader>(|image| self.load_image(index, image)).await;
@@ -216,8 +222,8 @@ impl Recovery<'_> {
         let Checkpoint { journal_unit, batch, entry, incarnation, .. } = self.superblock.checkpoint;
         let start = JournalPosition { unit: journal_unit, batch, entry: entry + 1, units_used: 0 };
         let ring = JournalRing {
-            starts: [0, 1].map(|copy| self.superblock.journal_start_unit(copy)),
-            units: self.superblock.journal_units,
+            starts: [0, 1].map(|copy| self.superblock.layout.journal_start_unit(copy)),
+            units: self.superblock.layout.journal_units,
             volume_id: self.superblock.volume_id,
         };
         let replay = JournalReader::new(self.reader, ring).replay(start, incarnation, self).await?;
@@ -322,7 +328,7 @@ impl Recovery<'_> {
     }
 
     fn record_units(&self) -> Range<u64> {
-        self.superblock.data_start_unit..self.superblock.units()
+        self.superblock.layout.record_units()
     }
 
     /// The sequence number of an index entry's record and its pieces; `None` if they cannot be found out.
@@ -408,8 +414,8 @@ impl Recovery<'_> {
                 let RecordRef { location, units, .. } = record_ref;
                 if !space.mark_used(Extent { location, units }) {
                     // The checksums are valid, so only a bug of ours wrote this.
-                    let is_outside = location < self.superblock.data_start_unit
-                        || location + units > self.superblock.units();
+                    let is_outside = location < self.superblock.layout.data_start_unit
+                        || location + units > self.superblock.layout.units();
                     let mismatch = match is_outside {
                         true => IndexMismatch::OutsideRecordArea { units },
                         false => IndexMismatch::OverlappingRecords { units },
@@ -458,7 +464,7 @@ fn mark_all_used(space: &SpaceAllocator, pieces: &Pieces) -> bool {
 impl ReplayTarget<IndexChange> for Recovery<'_> {
     /// Whether the record that an entry names, and the one that it replaces, are within the record area.
     fn is_plausible(&self, entry: &IndexChange) -> bool {
-        let (first, end) = (self.superblock.data_start_unit, self.superblock.units());
+        let (first, end) = (self.superblock.layout.data_start_unit, self.superblock.layout.units());
         let units = u64::from(entry.units);
         let is_new_plausible = entry.new_location == 0
             || ((1..=RECORD_UNITS_MAX).contains(&units)

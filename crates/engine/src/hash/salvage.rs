@@ -112,8 +112,8 @@ impl<O: VerifyObserver> Scan<'_, O> {
             );
         }
         if let Some(superblock) = newest(&slots) {
-            let unit_bytes = u64::from(superblock.unit_bytes);
-            self.end = self.end.min(superblock.units() * unit_bytes);
+            let unit_bytes = u64::from(superblock.layout.unit_bytes);
+            self.end = self.end.min(superblock.layout.units() * unit_bytes);
             self.volume_id = Some(superblock.volume_id);
             self.unit_bytes = Some(unit_bytes).filter(|unit_bytes| *unit_bytes >= self.block_bytes);
         }

@@ -28,10 +28,10 @@ impl HashCore {
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
-        if volume.layout().hash != HashKind::Xxh3 {
+        if volume.constants().hash != HashKind::Xxh3 {
             return Err(EngineError::Unsupported(Capability::RingOrder));
         }
-        if since > Version::NONE && volume.layout().format == RecordFormat::V1 {
+        if since > Version::NONE && volume.constants().format == RecordFormat::V1 {
             return Ok(());
         }
         let mut at = volume.partition_and_tag(range.first().0);
@@ -45,7 +45,7 @@ impl HashCore {
                 let buffer = self.read_whole(record_ref).await?;
                 let Ok((header, key)) = volume.record_header(&buffer, record_ref.location) else { continue };
                 let Some(key) = Key::new(key) else { continue };
-                let position = RingPosition::of(&key, volume.layout().hash_seed);
+                let position = RingPosition::of(&key, volume.constants().hash_seed);
                 if !volume.is_record(record_ref, &header) || !range.contains(position) {
                     continue;
                 }

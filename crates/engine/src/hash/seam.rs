@@ -66,13 +66,13 @@ impl Volume for Arc<HashVolume> {
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
         let superblock: HashSuperblock = newest(&check_slots(format_region).collect::<Vec<_>>())?;
-        let unit = u64::from(superblock.unit_bytes);
+        let unit = u64::from(superblock.layout.unit_bytes);
         let bytes = |start: u64, units: u64| start * unit..(start + units) * unit;
-        let area = |area| bytes(superblock.area_start_unit(area, 0), superblock.area_units);
+        let area = |area| bytes(superblock.layout.area_start_unit(area, 0), superblock.layout.area_units);
         Some(DeviceLayout {
-            unit_bytes: superblock.unit_bytes,
-            records: bytes(superblock.data_start_unit, superblock.data_units),
-            journal: bytes(superblock.journal_start_unit(0), superblock.journal_units.into()),
+            unit_bytes: superblock.layout.unit_bytes,
+            records: bytes(superblock.layout.data_start_unit, superblock.layout.data_units),
+            journal: bytes(superblock.layout.journal_start_unit(0), superblock.layout.journal_units.into()),
             images: [0, 1].map(area).into(),
         })
     }

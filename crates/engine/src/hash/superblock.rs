@@ -1,26 +1,25 @@
 //! The superblock: the layout of a volume, and the location of its last complete checkpoint.
 //!
 //! ```text
-//!   24 hash seed u64         72 incarnation u32       104 journal batch u64 (the first to replay)
-//!   32 unit_bytes u32        76 hash u8 (kind)        112 entry u64 (the last number assigned before it)
-//!   36 journal_units u32     77 index parts log2 u8   120 namespace u32     124 clean u32
-//!   40 area_units u64        78 bitmap parts log2 u16 128 value_bytes_max u32   132 checkpoint incarnation u32
-//!   48 data_first u64        80 checkpoint id u64     140 zeros to 512
-//!   56 data_units u64        88 checkpoint area u32 (0, 1; 2 = none yet)
-//!                            92 journal unit u32 (in the ring)
-//!                            96 checkpoint bytes u64
+//!   24 hash seed u64            76 hash u8 (kind)              120 namespace u32
+//!   32 layout, 32 bytes         77 index parts log2 u8         124 clean u32
+//!   72 incarnation u32          78 bitmap parts log2 u16       128 value_bytes_max u32
+//!                               80 checkpoint, 40 bytes        132 checkpoint incarnation u32
+//!                                                              140 zeros to 512
 //! ```
-//! The other bytes, and what keeps it safe, are [`crate::common::superblock`]'s.
+//! [`crate::common::volume_layout`] draws layout and checkpoint. The other bytes, and what keeps it safe, are
+//! [`crate::common::superblock`]'s.
 
 use super::index::RECORD_UNITS_MAX;
 use super::journal::IndexChange;
 use crate::HashKind;
-use crate::common::journal::batch_units_max;
+use crate::common::journal::JournalEntry;
 use crate::common::record::{RecordFormat, record_bytes};
 use crate::common::superblock::{
-    COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_AREA_BYTES, SUPERBLOCK_BYTES, Superblock,
-    SuperblockError, SuperblockField, SuperblockHeader,
+    COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,
+    SuperblockHeader, decode_flag,
 };
+use crate::common::volume_layout::{Checkpoint, CheckpointLayout, RegionsLayout, VolumeLayout};
 use octokv_base::KEY_BYTES_MAX;
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
@@ -29,14 +28,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The longest value of a volume of format 2, in bytes.
 pub const VALUE_BYTES_MAX: u64 = 256 << 20;
-/// Units before the journal.
-pub const fn superblock_units(unit_bytes: u32) -> u64 {
-    SUPERBLOCK_AREA_BYTES / unit_bytes as u64
-}
-/// The least capacity of the journal, in batches of the largest size.
-pub const RING_BATCHES_MIN: u32 = 8;
-/// The limit of the journal's units: beyond any real ring, and safe from overflow of a position and a batch.
-pub const JOURNAL_UNITS_MAX: u32 = 1 << 31;
 
 /// The decoded superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,16 +40,8 @@ pub struct HashSuperblock {
     pub hash_seed: u64,
     /// The hash function.
     pub hash: HashKind,
-    /// Bytes per unit, the granularity of allocation: 512, 1024, 2048 or 4096.
-    pub unit_bytes: u32,
-    /// Units of each of the two journal copies.
-    pub journal_units: u32,
-    /// Units of each checkpoint area's copy.
-    pub area_units: u64,
-    /// The first unit of the record area.
-    pub data_start_unit: u64,
-    /// Units of the record area.
-    pub data_units: u64,
+    /// The regions; the data area has the records.
+    pub layout: VolumeLayout,
     /// log2 of the number of index partitions, at most 20.
     pub index_partitions_log2: u8,
     /// log2 of the number of bitmap partitions, at most 12.
@@ -77,54 +60,19 @@ pub struct HashSuperblock {
     pub is_clean_shutdown: bool,
 }
 
-/// The location of the last checkpoint, and the position at which replay begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checkpoint {
-    /// Its area, 0 or 1; `None` before the first checkpoint.
-    pub area: Option<u8>,
-    /// Its number.
-    pub id: u64,
-    /// The length of its images in bytes.
-    pub bytes: u64,
-    /// The unit of the ring at which the first batch to replay begins.
-    pub journal_unit: u32,
-    /// The number of that batch.
-    pub batch: u64,
-    /// The last entry number assigned before that batch.
-    pub entry: u64,
-    /// The opening that wrote it: replay ignores batches of earlier ones.
-    pub incarnation: u32,
-}
-
-impl Checkpoint {
-    /// The area of the next checkpoint.
-    pub(super) fn next_area(&self) -> u8 {
-        1 - self.area.unwrap_or(1)
-    }
-}
-
 /// The bytes of a superblock on the device, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct SuperblockLayout {
     shared_front: [u8; 24],
     hash_seed: U64,
-    unit_bytes: U32,
-    journal_units: U32,
-    area_units: U64,
-    data_start_unit: U64,
-    data_units: U64,
+    regions: RegionsLayout,
     shared_generation: [u8; 8],
     incarnation: U32,
     hash_kind: u8,
     index_partitions_log2: u8,
     bitmap_partitions_log2: U16,
-    checkpoint_id: U64,
-    checkpoint_area: U32,
-    journal_unit: U32,
-    checkpoint_bytes: U64,
-    journal_batch: U64,
-    journal_entry: U64,
+    checkpoint: CheckpointLayout,
     namespace: U32,
     clean_shutdown: U32,
     value_bytes_max: U32,
@@ -137,44 +85,15 @@ const _: () = assert!(offset_of!(SuperblockLayout, shared_generation) == 64);
 const _: () = assert!(offset_of!(SuperblockLayout, hash_kind) == 76);
 const _: () = assert!(offset_of!(SuperblockLayout, shared_device) == 136);
 
-/// The checkpoint area of a volume without a checkpoint.
-const NO_CHECKPOINT_AREA: u32 = 2;
-
 impl HashSuperblock {
-    /// The units of the whole volume.
-    pub fn units(&self) -> u64 {
-        self.data_start_unit + self.data_units
-    }
-
-    /// The first unit of a copy (0, 1) of the journal.
-    pub fn journal_start_unit(&self, copy: u64) -> u64 {
-        superblock_units(self.unit_bytes) + copy * u64::from(self.journal_units)
-    }
-
-    /// The first unit of a copy (0, 1) of a checkpoint area (0, 1).
-    pub fn area_start_unit(&self, area: u8, copy: u64) -> u64 {
-        let areas = self.journal_start_unit(2);
-        areas + (u64::from(area) * 2 + copy) * self.area_units
-    }
-
     /// Whether the fields are consistent. A valid checksum does not imply valid fields.
     pub(super) fn is_consistent(&self) -> bool {
-        matches!(self.unit_bytes, 512 | 1024 | 2048 | 4096)
-            && self.area_units < 1 << 36
-            && self.area_start_unit(0, 4) == self.data_start_unit
-            && self.data_start_unit.checked_add(self.data_units).is_some_and(|end| end < 1 << 36)
+        self.layout.is_consistent(IndexChange::BATCH_BYTES_MAX)
+            && self.checkpoint.is_consistent(&self.layout)
             && self.index_partitions_log2 <= 20
             && self.bitmap_partitions_log2 <= 12
-            && [self.generation, self.checkpoint.id, self.checkpoint.batch, self.checkpoint.entry]
-                .iter()
-                .all(|&count| count < COUNT_MAX)
-            // Batches count from 1: 0 is "none".
-            && self.checkpoint.batch > 0
+            && self.generation < COUNT_MAX
             && self.incarnation < u32::MAX
-            && self.journal_units >= RING_BATCHES_MIN * batch_units_max::<IndexChange>(self.unit_bytes)
-            && self.journal_units < JOURNAL_UNITS_MAX
-            && self.checkpoint.journal_unit < self.journal_units
-            && self.checkpoint.bytes.div_ceil(u64::from(self.unit_bytes)) <= self.area_units
             && match self.format {
                 RecordFormat::V1 => self.record_units_max() <= RECORD_UNITS_MAX,
                 // Longer values are stored in pieces.
@@ -185,7 +104,7 @@ impl HashSuperblock {
     /// Units of the longest record.
     fn record_units_max(&self) -> u64 {
         let bytes = record_bytes(KEY_BYTES_MAX, self.value_bytes_max as usize) as u64;
-        bytes.div_ceil(u64::from(self.unit_bytes))
+        bytes.div_ceil(u64::from(self.layout.unit_bytes))
     }
 }
 
@@ -210,22 +129,13 @@ impl Superblock for HashSuperblock {
         let layout = SuperblockLayout {
             shared_front: [0; 24],
             hash_seed: self.hash_seed.into(),
-            unit_bytes: self.unit_bytes.into(),
-            journal_units: self.journal_units.into(),
-            area_units: self.area_units.into(),
-            data_start_unit: self.data_start_unit.into(),
-            data_units: self.data_units.into(),
+            regions: self.layout.into(),
             shared_generation: [0; 8],
             incarnation: self.incarnation.into(),
             hash_kind: self.hash as u8,
             index_partitions_log2: self.index_partitions_log2,
             bitmap_partitions_log2: u16::from(self.bitmap_partitions_log2).into(),
-            checkpoint_id: self.checkpoint.id.into(),
-            checkpoint_area: self.checkpoint.area.map_or(NO_CHECKPOINT_AREA, u32::from).into(),
-            journal_unit: self.checkpoint.journal_unit.into(),
-            checkpoint_bytes: self.checkpoint.bytes.into(),
-            journal_batch: self.checkpoint.batch.into(),
-            journal_entry: self.checkpoint.entry.into(),
+            checkpoint: self.checkpoint.into(),
             namespace: self.namespace.into(),
             clean_shutdown: u32::from(self.is_clean_shutdown).into(),
             value_bytes_max: self.value_bytes_max.into(),
@@ -244,21 +154,18 @@ impl Superblock for HashSuperblock {
             return Err(SuperblockError::SeveralDevices(header.device));
         }
         let layout: &SuperblockLayout = zerocopy::transmute_ref!(bytes);
-        let unknown = |field, value| Err(SuperblockError::UnknownValue { field, value });
         let hash = match layout.hash_kind {
             0 => HashKind::Xxh3,
             1 => HashKind::Sha1,
-            kind => return unknown(SuperblockField::HashKind, kind.into()),
+            kind => {
+                return Err(SuperblockError::UnknownValue {
+                    field: SuperblockField::HashKind,
+                    value: kind.into(),
+                });
+            }
         };
-        let area = match layout.checkpoint_area.get() {
-            area @ (0 | 1) => Some(area as u8),
-            NO_CHECKPOINT_AREA => None,
-            area => return unknown(SuperblockField::CheckpointArea, area),
-        };
-        let is_clean_shutdown = match layout.clean_shutdown.get() {
-            flag @ (0 | 1) => flag == 1,
-            flag => return unknown(SuperblockField::CleanShutdown, flag),
-        };
+        let checkpoint = layout.checkpoint.decode(layout.checkpoint_incarnation.get())?;
+        let is_clean_shutdown = decode_flag(SuperblockField::CleanShutdown, layout.clean_shutdown.get())?;
         let Ok(bitmap_partitions_log2) = u8::try_from(layout.bitmap_partitions_log2.get()) else {
             return Err(SuperblockError::Inconsistent);
         };
@@ -267,26 +174,14 @@ impl Superblock for HashSuperblock {
             volume_id: header.volume_id,
             hash_seed: layout.hash_seed.get(),
             hash,
-            unit_bytes: layout.unit_bytes.get(),
-            journal_units: layout.journal_units.get(),
-            area_units: layout.area_units.get(),
-            data_start_unit: layout.data_start_unit.get(),
-            data_units: layout.data_units.get(),
+            layout: layout.regions.decode(),
             index_partitions_log2: layout.index_partitions_log2,
             bitmap_partitions_log2,
             namespace: layout.namespace.get(),
             value_bytes_max: layout.value_bytes_max.get(),
             generation: header.generation,
             incarnation: layout.incarnation.get(),
-            checkpoint: Checkpoint {
-                area,
-                id: layout.checkpoint_id.get(),
-                bytes: layout.checkpoint_bytes.get(),
-                journal_unit: layout.journal_unit.get(),
-                batch: layout.journal_batch.get(),
-                entry: layout.journal_entry.get(),
-                incarnation: layout.checkpoint_incarnation.get(),
-            },
+            checkpoint,
             is_clean_shutdown,
         };
         superblock.is_consistent().then_some(superblock).ok_or(SuperblockError::Inconsistent)
@@ -306,11 +201,13 @@ mod tests {
             volume_id: 0x0102_0304_0506_0708,
             hash_seed: 9,
             hash: HashKind::Sha1,
-            unit_bytes: 4096,
-            journal_units: 64,
-            area_units: 10,
-            data_start_unit: 4 + 128 + 40,
-            data_units: 1_000,
+            layout: VolumeLayout {
+                unit_bytes: 4096,
+                journal_units: 64,
+                area_units: 10,
+                data_start_unit: 4 + 128 + 40,
+                data_units: 1_000,
+            },
             index_partitions_log2: 4,
             bitmap_partitions_log2: 3,
             namespace: 1,
@@ -413,7 +310,8 @@ mod tests {
     fn a_ring_whose_positions_could_overflow_is_inconsistent() {
         let journal_units = u32::MAX;
         let data_start_unit = 4 + 2 * u64::from(journal_units) + 40;
-        let mut superblock = HashSuperblock { journal_units, data_start_unit, ..example() };
+        let layout = VolumeLayout { journal_units, data_start_unit, ..example().layout };
+        let mut superblock = HashSuperblock { layout, ..example() };
         superblock.checkpoint.journal_unit = journal_units - 1;
         let found = UncheckedSuperblock(&superblock.encode()).check::<HashSuperblock>();
         assert_eq!(found, Err(SuperblockError::Inconsistent));
@@ -423,11 +321,11 @@ mod tests {
     fn the_last_value_of_each_field_is_consistent_and_the_next_is_not() {
         type Change = fn(&mut HashSuperblock, u64);
         let ring = |superblock: &mut HashSuperblock, units: u64| {
-            superblock.journal_units = units as u32;
-            superblock.data_start_unit = 4 + 2 * units + 40;
+            superblock.layout.journal_units = units as u32;
+            superblock.layout.data_start_unit = 4 + 2 * units + 40;
         };
         let limits: [(&str, u64, u64, Change); 12] = [
-            ("records", (1 << 36) - 172 - 1, (1 << 36) - 172, |s, units| s.data_units = units),
+            ("records", (1 << 36) - 172 - 1, (1 << 36) - 172, |s, units| s.layout.data_units = units),
             ("partitions of the index", 20, 21, |s, log2| s.index_partitions_log2 = log2 as u8),
             ("partitions of the bitmap", 12, 13, |s, log2| s.bitmap_partitions_log2 = log2 as u8),
             ("generation", COUNT_MAX - 1, COUNT_MAX, |s, count| s.generation = count),

@@ -45,7 +45,7 @@ async fn verify_records(
     state: &RecoveredState,
     observer: &mut impl VerifyObserver,
 ) -> Result<VerifyReport, OpenError> {
-    let unit_bytes = u64::from(state.superblock.unit_bytes);
+    let unit_bytes = u64::from(state.superblock.layout.unit_bytes);
     let keys = state.partitions.iter().map(|partition| partition.state.lock().keys());
     let mut report = VerifyReport {
         keys: keys.sum(),
@@ -80,7 +80,7 @@ async fn verify_entry(
     (partition, entry): (usize, IndexEntry),
 ) -> Result<Result<u64, RecordProblem>, OpenError> {
     let (superblock, record_ref) = (&state.superblock, entry.record_ref());
-    let unit_bytes = u64::from(superblock.unit_bytes);
+    let unit_bytes = u64::from(superblock.layout.unit_bytes);
     let unit_blocks = unit_bytes / u64::from(device.geometry().block_bytes);
     let lba = record_ref.location * unit_blocks;
     let buffer = pool.take((record_ref.units * unit_bytes) as usize).ok_or(OpenError::NoMemory)?;
@@ -145,8 +145,8 @@ async fn verify_pieces(
     header: &RecordHeader,
     record: &[u8],
 ) -> Result<(), (ProblemKind, Option<DamagedAt>)> {
-    let reader = UnitReader::new(device, superblock.unit_bytes);
-    let units = superblock.data_start_unit..superblock.units();
+    let reader = UnitReader::new(device, superblock.layout.unit_bytes);
+    let units = superblock.layout.record_units();
     let unreadable = |_| (ProblemKind::Unreadable, None);
     let pieces = load_pieces(reader, &units, header, record).await.map_err(unreadable)?;
     let pieces = pieces.map_err(|at| (ProblemKind::Value, Some(at)))?;

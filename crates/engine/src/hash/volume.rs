@@ -19,6 +19,7 @@ use crate::common::record::{
     self, NewRecord, RecordError, RecordFlags, RecordFormat, RecordHeader, RecordId, RecordMeta,
     UncheckedRecord,
 };
+use crate::common::volume_layout::VolumeLayout;
 use crate::direct::FoundEntry;
 use crate::{EngineStatistics, HashKind, OpenConfig, VolumeInfo, WallClock};
 use octokv_base::map::FxHashSet;
@@ -53,7 +54,7 @@ const LAST_UNITS: u64 = 8;
 /// Free units that only tombstones take: a delete of a key that has a version needs space before it frees some.
 fn tombstone_units(superblock: &HashSuperblock, volatile: bool) -> u64 {
     match superblock.format {
-        RecordFormat::V2 if !volatile => (superblock.data_units / 1024).clamp(LAST_UNITS, 1024),
+        RecordFormat::V2 if !volatile => (superblock.layout.data_units / 1024).clamp(LAST_UNITS, 1024),
         RecordFormat::V1 | RecordFormat::V2 => 0,
     }
 }
@@ -65,7 +66,8 @@ struct NextSequence(AtomicU64);
 /// An open volume.
 pub struct HashVolume {
     pub(super) superblock: Mutex<HashSuperblock>,
-    layout: HashSuperblock,
+    /// The superblock as it was at the opening, for the fields that do not change.
+    constants: HashSuperblock,
     unit_blocks: u64,
     /// Whether the device is volatile, so that there is no journal.
     pub(super) volatile: bool,
@@ -116,24 +118,24 @@ impl HashVolume {
         volatile: bool,
         config: OpenConfig,
     ) -> Arc<HashVolume> {
-        let used = (state.space.units() - state.space.free_units()) * u64::from(superblock.unit_bytes);
+        let used = (state.space.units() - state.space.free_units()) * u64::from(superblock.layout.unit_bytes);
         Arc::new(HashVolume {
-            layout: superblock,
-            unit_blocks: u64::from(superblock.unit_bytes / block_bytes),
+            constants: superblock,
+            unit_blocks: u64::from(superblock.layout.unit_bytes / block_bytes),
             volatile,
             partitions: state.partitions,
             key_locks: std::array::from_fn(|_| KeyLocks::default()),
             space: state.space,
-            epochs: Epochs::new(config.cores, superblock.data_units),
+            epochs: Epochs::new(config.cores, superblock.layout.data_units),
             commits: CommitQueue::new(
                 state.position,
                 JournalConfig {
-                    ring_units: superblock.journal_units,
-                    unit_bytes: superblock.unit_bytes,
+                    ring_units: superblock.layout.journal_units,
+                    unit_bytes: superblock.layout.unit_bytes,
                     volume_id: superblock.volume_id,
                     incarnation: superblock.incarnation,
                     durability: config.durability,
-                    record_units: superblock.data_units,
+                    record_units: superblock.layout.data_units,
                 },
             ),
             next_sequence: NextSequence(AtomicU64::new(u64::from(superblock.incarnation) << 40)),
@@ -155,7 +157,7 @@ impl HashVolume {
 
     pub(super) fn info(&self) -> VolumeInfo {
         VolumeInfo {
-            id: self.layout.volume_id,
+            id: self.constants.volume_id,
             value_bytes_max: self.value_bytes_max(),
             capacity_bytes: self.capacity_bytes(),
             record_layout: record::LAYOUT,
@@ -163,16 +165,16 @@ impl HashVolume {
         }
     }
     pub(super) fn value_bytes_max(&self) -> usize {
-        self.layout.value_bytes_max as usize
+        self.constants.value_bytes_max as usize
     }
     fn capacity_bytes(&self) -> u64 {
-        self.space.units() * u64::from(self.layout.unit_bytes)
+        self.space.units() * u64::from(self.constants.layout.unit_bytes)
     }
     pub(super) fn used_bytes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.used_bytes)
     }
     pub(super) fn unit_bytes(&self) -> usize {
-        self.layout.unit_bytes as usize
+        self.constants.layout.unit_bytes as usize
     }
     pub(super) fn lba(&self, location: u64) -> Lba {
         Lba(location * self.unit_blocks)
@@ -181,8 +183,12 @@ impl HashVolume {
     pub(super) fn take_sequences(&self, count: u64) -> u64 {
         self.next_sequence.0.fetch_add(count, Ordering::Relaxed)
     }
-    pub(super) fn layout(&self) -> &HashSuperblock {
-        &self.layout
+    /// The superblock as it was at the opening, for the fields that do not change while the volume is open.
+    pub(super) fn constants(&self) -> &HashSuperblock {
+        &self.constants
+    }
+    pub(super) fn layout(&self) -> &VolumeLayout {
+        &self.constants.layout
     }
 
     /// The header and key of a record that was read from a location of the volume's device. Memory is trusted: records there have no checksums.
@@ -211,9 +217,9 @@ impl HashVolume {
         meta: RecordMeta,
     ) -> NewRecord<'a> {
         NewRecord {
-            format: self.layout.format,
-            identity: RecordId { volume_id: self.layout.volume_id, sequence, location },
-            namespace: self.layout.namespace,
+            format: self.constants.format,
+            identity: RecordId { volume_id: self.constants.volume_id, sequence, location },
+            namespace: self.constants.namespace,
             key,
             value_bytes,
             stored_bytes,
@@ -265,12 +271,12 @@ impl HashVolume {
     /// The hash of a key's bytes.
     #[inline]
     pub(super) fn hash_bytes(&self, key: &[u8]) -> u128 {
-        hash_of(&self.layout, key)
+        hash_of(&self.constants, key)
     }
 
     /// The partition and tag of a hash.
     pub(super) fn partition_and_tag(&self, hash: u128) -> (usize, u64) {
-        partition_and_tag(hash, self.layout.index_partitions_log2)
+        partition_and_tag(hash, self.constants.index_partitions_log2)
     }
 
     /// Locks the key of this hash for a writer, together with all keys of its partition and tag. Each of them would take
@@ -318,12 +324,12 @@ impl HashVolume {
     #[inline]
     pub(super) fn has_flags(&self, words: [u64; 2]) -> bool {
         let record_ref = IndexEntry::from_words(words).record_ref();
-        record_ref.flags(self.layout.format) != RecordFlags::NONE
+        record_ref.flags(self.constants.format) != RecordFlags::NONE
     }
 
     /// The units of the record area.
     pub(super) fn record_units(&self) -> Range<u64> {
-        self.layout.data_start_unit..self.layout.units()
+        self.constants.layout.record_units()
     }
 
     /// Prefetches the header of a partition, for writing: its lock is taken next.
@@ -348,9 +354,9 @@ impl HashVolume {
     /// Whether a record with this header is the one that the index names.
     #[inline]
     pub(super) fn is_record(&self, record_ref: RecordRef, header: &RecordHeader) -> bool {
-        header.identity.volume_id == self.layout.volume_id
+        header.identity.volume_id == self.constants.volume_id
             && header.identity.location == record_ref.location
-            && is_fingerprint_of(self.layout.format, record_ref, header)
+            && is_fingerprint_of(self.constants.format, record_ref, header)
     }
 
     /// Reads entries of a partition from `tag` on into `page`, and gives the start of the next page. Entries with the same
@@ -419,7 +425,7 @@ impl HashVolume {
         let (partition, tag) = self.partition_and_tag(entry.hash);
         let mut state = self.partitions[partition].state.lock();
         state.applied_through = number;
-        let before = state.apply(self.layout.format, tag, entry);
+        let before = state.apply(self.constants.format, tag, entry);
         drop(state);
         assert!(
             entry.old_location == 0 || before.is_some(),
@@ -432,7 +438,7 @@ impl HashVolume {
 
     /// Counts a record that came into the index, and the one that it replaced.
     fn count_used_units(&self, units: u64, before: Option<RecordRef>) {
-        let unit = u64::from(self.layout.unit_bytes);
+        let unit = u64::from(self.constants.layout.unit_bytes);
         let freed_units = before.map_or(0, |record_ref| record_ref.units);
         // All cores have this sum: a record that takes the space of its predecessor leaves it alone.
         if units != freed_units {
@@ -461,7 +467,7 @@ impl HashVolume {
         if !is_current && !bug_injection::is_injected(InjectedBug::ApplyUncompared) {
             return None;
         }
-        let before = state.apply(self.layout.format, tag, change);
+        let before = state.apply(self.constants.format, tag, change);
         drop(state);
         self.count_used_units(change.units.into(), before);
         Some(before.map(|record_ref| Extent { location: record_ref.location, units: record_ref.units }))
@@ -496,7 +502,7 @@ impl HashVolume {
     /// A checkpoint number that no earlier attempt of this volume had.
     pub(super) fn next_checkpoint_id(&self) -> u64 {
         let attempts = self.checkpoint_attempts.fetch_add(1, Ordering::Relaxed);
-        (u64::from(self.layout.incarnation) << 24) + attempts + 1
+        (u64::from(self.constants.incarnation) << 24) + attempts + 1
     }
 
     /// The current statistics.

@@ -10,10 +10,11 @@ use octokv_engine::HashKind;
 use octokv_engine::common::journal::{self, BatchHeader};
 use octokv_engine::common::record::{self, NewRecord, RecordFormat, RecordId, RecordMeta};
 use octokv_engine::common::superblock::Superblock;
+use octokv_engine::common::volume_layout::{Checkpoint, VolumeLayout};
 use octokv_engine::hash::checkpoint::{self, PartitionImageHeader};
 use octokv_engine::hash::index::IndexEntry;
 use octokv_engine::hash::journal::IndexChange;
-use octokv_engine::hash::superblock::{Checkpoint, HashSuperblock, superblock_units};
+use octokv_engine::hash::superblock::HashSuperblock;
 use octokv_engine::hash::{HashEngine, open, verify};
 use octokv_engine::{OpenError, VerifyFailure, VerifyReport};
 use octokv_runtime::block_on;
@@ -116,17 +117,13 @@ impl CraftedVolume {
         area_units: u64,
         data_units: u64,
     ) -> CraftedVolume {
-        let areas = superblock_units(UNIT_BYTES as u32) + 2 * u64::from(journal_units);
+        let regions = VolumeLayout::without_data(UNIT_BYTES as u32, journal_units, area_units);
         let superblock = HashSuperblock {
             format: RecordFormat::V1,
             volume_id: 77,
             hash_seed: 9,
             hash: HashKind::Xxh3,
-            unit_bytes: UNIT_BYTES as u32,
-            journal_units,
-            area_units,
-            data_start_unit: areas + 4 * area_units,
-            data_units,
+            layout: VolumeLayout { data_units, ..regions },
             index_partitions_log2,
             bitmap_partitions_log2: 0,
             namespace: 1,
@@ -142,7 +139,7 @@ impl CraftedVolume {
             },
             is_clean_shutdown: false,
         };
-        let device = SparseDevice::new(superblock.units() * 2);
+        let device = SparseDevice::new(superblock.layout.units() * 2);
         CraftedVolume { superblock, device, faults: FaultPlan::default() }
     }
 
@@ -152,12 +149,12 @@ impl CraftedVolume {
 
     /// The first block of both copies of the checkpoint.
     pub fn checkpoint_lbas(&self) -> [u64; 2] {
-        [0, 1].map(|copy| self.lba(self.superblock.area_start_unit(1, copy)))
+        [0, 1].map(|copy| self.lba(self.superblock.layout.area_start_unit(1, copy)))
     }
 
     /// The first block of both copies of the ring's `unit`.
     pub fn journal_lbas(&self, unit: u32) -> [u64; 2] {
-        [0, 1].map(|copy| self.lba(self.superblock.journal_start_unit(copy) + u64::from(unit)))
+        [0, 1].map(|copy| self.lba(self.superblock.layout.journal_start_unit(copy) + u64::from(unit)))
     }
 
     /// Writes a checkpoint with the entries of each partition, and gives the offset of each image.
