@@ -31,10 +31,11 @@ pub enum OpenError {
         /// The smallest sufficient size in bytes.
         need_bytes: u64,
     },
-    /// A record of the longest configured value would span more units than an index entry can express.
-    #[error("units of its size hold values of at most {value_bytes_max} bytes")]
+    /// A record of the longest configured value would span more units than an index entry can express, or too large a part of the
+    /// data area.
+    #[error("a volume of its size and unit holds values of at most {value_bytes_max} bytes")]
     ValuesTooLong {
-        /// The longest value that units of this size allow, in bytes.
+        /// The longest value that the volume allows, in bytes.
         value_bytes_max: u64,
     },
     /// The device's blocks are larger than the volume's units.

@@ -50,6 +50,9 @@ pub struct FormatConfig {
     pub bitmap_partitions_log2: u8,
     /// The longest value, in bytes.
     pub value_bytes_max: u32,
+    /// Values of fewer bytes lie in the tree of the ordered engine, the others in value segments; at most 16 KiB. The hash engine
+    /// ignores it.
+    pub inline_bytes_max: u32,
     /// The identifier of the namespace that the volume holds.
     pub namespace: u32,
     /// The seed of the volume's random numbers: its id and its hash seed.
@@ -65,6 +68,7 @@ impl Default for FormatConfig {
             hash: HashKind::Xxh3,
             bitmap_partitions_log2: 4,
             value_bytes_max: 2 << 20,
+            inline_bytes_max: 4 << 10,
             namespace: 1,
             seed: 0,
         }

@@ -121,6 +121,7 @@ impl KvNodeUnderTest {
             value_bytes_max: self.sim_node.plan.value_bytes_max,
             namespace: 1,
             seed: 7,
+            ..FormatConfig::default()
         }
     }
 

@@ -38,7 +38,7 @@ pub struct EngineNumber(pub u16);
 impl EngineNumber {
     /// The hash engine.
     pub const HASH: EngineNumber = EngineNumber(1);
-    /// Reserved: the ordered engine.
+    /// The ordered engine.
     pub const LSM: EngineNumber = EngineNumber(2);
     /// Reserved: the circular log.
     pub const LOG: EngineNumber = EngineNumber(3);
@@ -152,6 +152,8 @@ pub enum SuperblockField {
     CheckpointArea,
     /// The clean shutdown flag.
     CleanShutdown,
+    /// The flag of versions.
+    HasVersions,
 }
 
 impl fmt::Display for SuperblockField {
@@ -160,6 +162,7 @@ impl fmt::Display for SuperblockField {
             SuperblockField::HashKind => "hash kind",
             SuperblockField::CheckpointArea => "checkpoint area",
             SuperblockField::CleanShutdown => "clean shutdown flag",
+            SuperblockField::HasVersions => "versions flag",
         })
     }
 }

@@ -19,6 +19,7 @@
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
+//! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume.
 //! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 //! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
@@ -30,6 +31,7 @@ pub mod compaction_cleanup;
 pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
+pub mod format;
 pub mod lost_ranges;
 pub mod memtable;
 pub mod memtable_slot;
@@ -40,6 +42,7 @@ pub mod retention;
 pub mod shared_tree;
 pub mod snapshot_view;
 pub mod snapshots;
+pub mod superblock;
 pub mod table;
 pub mod table_meta;
 pub mod tree_version;

@@ -84,6 +84,7 @@ impl RemoteScenarioPlan {
             value_bytes_max: self.node.value_bytes_max,
             namespace: 1,
             seed: 7,
+            ..FormatConfig::default()
         }
     }
 
