@@ -20,7 +20,7 @@
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume.
-//! - [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
+//! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 //! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 
@@ -32,6 +32,7 @@ pub mod cursor;
 pub mod edit_parts;
 pub mod entry;
 pub mod format;
+pub mod level_cursor;
 pub mod lost_ranges;
 pub mod memtable;
 pub mod memtable_slot;
@@ -51,6 +52,8 @@ pub mod version_image;
 pub mod version_set;
 
 #[cfg(test)]
+mod level_cursor_tests;
+#[cfg(test)]
 mod memtable_slot_tests;
 #[cfg(test)]
 mod memtable_tests;
@@ -62,5 +65,7 @@ mod retention_tests;
 mod snapshot_view_tests;
 #[cfg(test)]
 mod test_cursor;
+#[cfg(test)]
+mod test_level;
 #[cfg(test)]
 mod version_model_tests;
