@@ -21,6 +21,7 @@
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
+//!   [`prefetch_degree`]: how many values an iterator reads ahead.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 //! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 
@@ -38,6 +39,7 @@ pub mod memtable;
 pub mod memtable_slot;
 pub mod merge;
 pub mod pacing;
+pub mod prefetch_degree;
 pub mod reclaim;
 pub mod retention;
 pub mod shared_tree;
@@ -59,6 +61,8 @@ mod memtable_slot_tests;
 mod memtable_tests;
 #[cfg(test)]
 mod merge_tests;
+#[cfg(test)]
+mod prefetch_degree_tests;
 #[cfg(test)]
 mod retention_tests;
 #[cfg(test)]

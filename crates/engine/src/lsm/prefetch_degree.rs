@@ -1,0 +1,289 @@
+//! How many values an iterator reads ahead of its consumer (value prefetch, IterKVSSD), and the memory that all iterators of a volume may hold for it. Pure.
+//!
+//! A value that is read D values ahead has D times the consumer's work between two values until it is needed. So the arithmetic is:
+//!
+//! ```text
+//!   needed   latency ÷ work between two values, rounded up, + 1      hides the latency, if the device reads that much at once
+//!   useful   3 × (least latency ÷ interval, rounded up, + 1)         three times what the device has kept in flight (Little's law)
+//!   earned   start × 2 for each value consumed in order              small for a consumer that stops after a few
+//!   D        the least of these, of 64, and of bytes_max ÷ bytes of a value
+//! ```
+//! The interval includes the time for which the consumer waited, the work does not: they differ while the degree is too low, or the device is
+//! saturated. In the first case the interval falls when the degree rises, and `useful` triples; in the second it does not, and `useful` keeps the queue of the device short:
+//! its least latency is that of a read that did not queue. Three times, since values are taken in order: the slowest read of many counts.
+//! Latency is the smoothed mean and twice its deviation (RFC 6298 has 4 for a timeout).
+//!
+//! D rises at once, and falls by one for each [`FALL_VALUES`] consumed values. A wait although D is as high as needed adds one until waits end: intervals may vary.
+//!
+//! A scan without a past starts with [`COLD_START`]. Its first latency passes before anything is known of the consumer, so a short scan costs up to twice
+//! the time of the best degree. [`ScanHistory`] gives later scans of the same volume the start with which earlier ones would have been best, and none where scans end at once.
+//!
+//! In: of each consumed value, when it was wanted, had and read. Out: the degree. Invariants: the degree is at most [`DEGREE_MAX`]; the bytes of all grants of a
+//! [`PrefetchBudget`] never exceed it. Tested in `prefetch_degree_tests.rs`, in a closed loop with a device and a consumer.
+
+use octokv_base::Nanos;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The highest degree, in values.
+pub const DEGREE_MAX: u32 = 64;
+/// The degree with which a scan starts if nothing is known of earlier ones.
+pub const COLD_START: u32 = 2;
+/// The number of consumed values after which the degree falls by one, if a lower one is enough.
+pub const FALL_VALUES: u32 = 8;
+/// What one iterator reads ahead at most, in bytes, if that is more than one value.
+pub const ITERATOR_BYTES_MAX: u64 = 4 << 20;
+
+/// A mean that follows its samples by an eighth of the difference (RFC 6298).
+#[derive(Clone, Copy, Debug, Default)]
+struct SmoothedMean {
+    /// In eighths.
+    eighths: Option<u64>,
+}
+
+impl SmoothedMean {
+    fn add(&mut self, sample: u64) {
+        let sample = sample.min(u64::MAX >> 8);
+        self.eighths = Some(self.eighths.map_or(sample * 8, |mean| mean - mean / 8 + sample));
+    }
+
+    fn get(&self) -> Option<u64> {
+        self.eighths.map(|mean| mean / 8)
+    }
+}
+
+/// What is known of a value that a consumer took.
+#[derive(Clone, Copy, Debug)]
+pub struct ConsumedValue {
+    /// For how long the consumer waited for it; zero if it was there.
+    pub waited: Nanos,
+    /// The time since the consumer took the preceding value, the wait included; `None` for the first one after a seek.
+    pub interval: Option<Nanos>,
+    /// How long its read took; `None` if there was none (a value in the table or in memory).
+    pub latency: Option<Nanos>,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// How the degree of an iterator is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefetchMode {
+    /// Always this one, up to [`DEGREE_MAX`].
+    Fixed(u32),
+    /// By what is measured.
+    Adaptive,
+}
+
+/// The degree of one scan: the values from one seek on.
+#[derive(Clone, Debug)]
+pub struct PrefetchDegree {
+    mode: PrefetchMode,
+    degree: u32,
+    start: u32,
+    /// How much the consumer has earned by going on.
+    earned: u32,
+    consumed: u64,
+    interval: SmoothedMean,
+    work: SmoothedMean,
+    latency: SmoothedMean,
+    deviation: SmoothedMean,
+    /// Of the whole scan: while the device is saturated, every read queues.
+    least_latency: u64,
+    bytes: SmoothedMean,
+    /// Added for waits that the means do not explain.
+    slack: u32,
+    /// Consumed values since the degree was found too high, or since the consumer waited.
+    unneeded: u32,
+    /// What the means ask for, whatever was earned.
+    wanted: u32,
+}
+
+impl PrefetchDegree {
+    /// The degree at the begin of a scan.
+    pub fn new(mode: PrefetchMode, history: &ScanHistory) -> PrefetchDegree {
+        let start = match mode {
+            PrefetchMode::Fixed(degree) => degree.min(DEGREE_MAX),
+            PrefetchMode::Adaptive => history.start,
+        };
+        PrefetchDegree {
+            mode,
+            degree: start,
+            start,
+            earned: start,
+            consumed: 0,
+            interval: SmoothedMean::default(),
+            work: SmoothedMean::default(),
+            latency: SmoothedMean::default(),
+            deviation: SmoothedMean::default(),
+            least_latency: u64::MAX,
+            bytes: SmoothedMean::default(),
+            slack: 0,
+            unneeded: 0,
+            wanted: start,
+        }
+    }
+
+    /// How many values to have, or to be reading, behind the one that the consumer has.
+    pub fn degree(&self) -> u32 {
+        self.degree
+    }
+
+    /// Values that the consumer took.
+    pub fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Notes that the consumer took a value, in the order of the scan, and gives the new degree.
+    pub fn consume(&mut self, value: &ConsumedValue) -> u32 {
+        self.consumed += 1;
+        if let PrefetchMode::Fixed(_) = self.mode {
+            return self.degree;
+        }
+        self.measure(value);
+        if self.consumed > 1 {
+            self.earned = (self.earned.max(1) * 2).min(DEGREE_MAX);
+        }
+        let is_waiting = value.waited > Nanos(0);
+        let Some((needed, useful)) = self.needed_and_useful() else { return self.degree };
+        if is_waiting && self.degree >= needed + self.slack {
+            self.slack = (self.slack + 1).min(needed);
+        }
+        self.wanted = (needed + self.slack).min(useful).min(self.values_max());
+        let target = self.wanted.min(self.earned.max(self.start));
+        if target > self.degree {
+            (self.degree, self.unneeded) = (target, 0);
+        } else if target < self.degree || (self.slack > 0 && !is_waiting) {
+            self.unneeded += 1;
+            if self.unneeded == FALL_VALUES {
+                self.unneeded = 0;
+                self.slack = self.slack.saturating_sub(1);
+                self.degree = target.max(self.degree - 1);
+            }
+        } else {
+            self.unneeded = 0;
+        }
+        // Memory is not given up slowly.
+        self.degree = self.degree.min(self.values_max());
+        self.degree
+    }
+
+    fn measure(&mut self, value: &ConsumedValue) {
+        if let Some(Nanos(interval)) = value.interval {
+            self.interval.add(interval);
+            self.work.add(interval.saturating_sub(value.waited.0));
+        }
+        if let Some(Nanos(latency)) = value.latency {
+            let mean = self.latency.get().unwrap_or(latency);
+            self.deviation.add(latency.abs_diff(mean));
+            self.latency.add(latency);
+            self.least_latency = self.least_latency.min(latency);
+        }
+        self.bytes.add(value.bytes);
+    }
+
+    /// How many values hide the latency, and how many the device can be expected to read at once. `None` before the second value, and
+    /// without reads.
+    fn needed_and_useful(&self) -> Option<(u32, u32)> {
+        let latency = self.latency.get()? + 2 * self.deviation.get()?;
+        let in_time =
+            |latency: u64, time: u64| latency.div_ceil(time.max(1)).min(u64::from(DEGREE_MAX)) as u32 + 1;
+        let needed = in_time(latency, self.work.get()?).min(DEGREE_MAX);
+        let useful = 3 * in_time(self.least_latency, self.interval.get()?);
+        Some((needed, useful.min(DEGREE_MAX)))
+    }
+
+    /// The values in [`ITERATOR_BYTES_MAX`], at least one.
+    fn values_max(&self) -> u32 {
+        let bytes = self.bytes.get().unwrap_or(0).max(1);
+        (ITERATOR_BYTES_MAX / bytes).clamp(1, u64::from(DEGREE_MAX)) as u32
+    }
+}
+
+/// What earlier scans of a volume, on one core, say about the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScanHistory {
+    start: u32,
+}
+
+impl Default for ScanHistory {
+    fn default() -> ScanHistory {
+        ScanHistory { start: COLD_START }
+    }
+}
+
+impl ScanHistory {
+    /// The degree with which the next scan starts.
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// Notes a scan that ended: at the next seek, or with the iterator. The start doubles up to what the scan could have used; it falls to a quarter
+    /// if the scan ended before. So where short scans are as frequent as long ones it stays low: a long scan loses one latency by that, a
+    /// short one reads values in vain.
+    pub fn end_scan(&mut self, scan: &PrefetchDegree) {
+        if scan.mode != PrefetchMode::Adaptive || scan.consumed == 0 {
+            return;
+        }
+        let behind_first = u32::try_from(scan.consumed - 1).unwrap_or(u32::MAX);
+        self.start = if behind_first < scan.start {
+            behind_first.max(scan.start / 4)
+        } else {
+            let doubled = (scan.start.max(1) * 2).min(behind_first);
+            // Before two values are consumed, nothing is wanted.
+            if scan.consumed > 1 { doubled.min(scan.wanted) } else { self.start }
+        };
+    }
+}
+
+/// The bytes that the iterators of a volume hold ahead of their consumers, on all cores.
+#[derive(Debug)]
+pub struct PrefetchBudget {
+    bytes_max: u64,
+    taken: AtomicU64,
+}
+
+impl PrefetchBudget {
+    /// A budget of which nothing is taken.
+    pub fn new(bytes_max: u64) -> Arc<PrefetchBudget> {
+        Arc::new(PrefetchBudget { bytes_max, taken: AtomicU64::new(0) })
+    }
+
+    /// Takes bytes for a value that is read ahead; `None` if they are not there: it is read when the consumer wants it.
+    pub fn take(self: &Arc<PrefetchBudget>, bytes: u64) -> Option<PrefetchGrant> {
+        let add = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= self.bytes_max);
+        // The count orders nothing else.
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+        Some(PrefetchGrant { budget: Arc::clone(self), bytes })
+    }
+
+    /// The bytes of all grants.
+    pub fn taken_bytes(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes of all grants.
+    pub fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+}
+
+/// Bytes of a [`PrefetchBudget`], which go back when it is dropped.
+#[derive(Debug)]
+pub struct PrefetchGrant {
+    budget: Arc<PrefetchBudget>,
+    bytes: u64,
+}
+
+impl PrefetchGrant {
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for PrefetchGrant {
+    fn drop(&mut self) {
+        let taken = self.budget.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        assert!(taken >= self.bytes, "{taken} bytes are taken, {} come back", self.bytes);
+    }
+}
