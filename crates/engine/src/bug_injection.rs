@@ -64,6 +64,14 @@ pub enum InjectedBug {
     PrepareAllocated,
     /// Space that is prepared is allocated before the zeros are written.
     ReleaseBeforePrepared,
+    /// A flush keeps the newest entries alone, whatever snapshots see.
+    FlushForgetsSnapshots,
+    /// A compaction keeps the newest entries alone, whatever snapshots see.
+    CompactionForgetsSnapshots,
+    /// A compaction drops tombstones although a lower level has older entries of their keys.
+    DropTombstonesEarly,
+    /// An edit is written to the journal before its tables are durable.
+    EditBeforeFlush,
     /// Units of the journal are prepared that batches may be in.
     PrepareJournalInUse,
     /// Preparation writes zeros over the images of the last checkpoint.

@@ -27,6 +27,8 @@ pub trait EngineFixture {
     type Engine: Engine + 'static;
     /// Creates an empty store on the device.
     fn format(&self, device: Rc<dyn Device>) -> impl Future<Output = ()>;
+    /// Whether the engine's statistics have the exact number of keys.
+    const COUNTS_KEYS: bool = true;
     /// Opens the store on the device, also after a crash.
     fn open(&self, device: Rc<dyn Device>) -> impl Future<Output = Result<Self::Engine, String>>;
 }
@@ -315,7 +317,8 @@ pub fn run_operations<S: EngineFixture>(
                 drop(engine);
                 engine = block_on(fixture.open(Rc::clone(device)), idle).expect("opens again");
                 let keys = engine.statistics().keys;
-                assert_eq!(keys, model.len() as u64, "step {step}: {operation:?}: the number of keys");
+                let is_right = keys == model.len() as u64 || !S::COUNTS_KEYS;
+                assert!(is_right, "step {step}: {operation:?}: {keys} keys instead of {}", model.len());
             }
         }
     }

@@ -10,16 +10,19 @@ pub enum EngineKind {
     /// OctoKV's hash engine: an index entry of 16 bytes in memory for each key.
     #[default]
     Hash,
+    /// The ordered engine: a log-structured merge tree with snapshot iterators.
+    Lsm,
 }
 
 impl EngineKind {
     /// Every engine.
-    pub const ALL: [EngineKind; 1] = [EngineKind::Hash];
+    pub const ALL: [EngineKind; 2] = [EngineKind::Hash, EngineKind::Lsm];
 
     /// Its name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             EngineKind::Hash => "hash",
+            EngineKind::Lsm => "lsm",
         }
     }
 
@@ -27,6 +30,7 @@ impl EngineKind {
     pub fn summary(self) -> &'static str {
         match self {
             EngineKind::Hash => "A hash index in memory",
+            EngineKind::Lsm => "A log-structured merge tree, with snapshots in the order of keys",
         }
     }
 
@@ -34,6 +38,7 @@ impl EngineKind {
     pub fn from_number(number: EngineNumber) -> Option<EngineKind> {
         match number {
             EngineNumber::HASH => Some(EngineKind::Hash),
+            EngineNumber::LSM => Some(EngineKind::Lsm),
             _ => None,
         }
     }

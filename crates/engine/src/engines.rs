@@ -8,11 +8,12 @@
 use crate::cached::{CachedEngine, CachedVolume};
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
+use crate::lsm::{LsmEngine, LsmVolume, TreeIterator};
 use crate::{
-    DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig,
-    FormatVersions, FoundNow, KeyLookup, KeySink, KeyStatus, LookupStage, NoIterator, OpenConfig, OpenError,
-    PrefetchPlan, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue,
-    ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
+    Capability, DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig,
+    FormatVersions, FoundNow, IteratorOptions, IteratorProgress, KeyLookup, KeySink, KeyStatus, LookupStage,
+    OpenConfig, OpenError, PairSink, PrefetchPlan, PrefetchStage, PutMode, PutOptions, PutOutcome, PutValue,
+    ScanSink, StoredValue, ValueRange, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
 use futures_util::future::Either;
 use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, Version};
@@ -30,6 +31,8 @@ pub enum AnyVolume {
     Hash(Arc<HashVolume>),
     /// Of the hash engine, with a cache of values.
     CachedHash(CachedVolume<Arc<HashVolume>>),
+    /// Of the ordered engine.
+    Lsm(Arc<LsmVolume>),
 }
 
 /// One core's handle on a volume of any engine.
@@ -38,6 +41,8 @@ pub enum AnyEngine {
     Hash(HashEngine),
     /// Of the hash engine, with a cache of values.
     CachedHash(CachedEngine<HashEngine>),
+    /// Of the ordered engine. Boxed so that it does not make the others larger.
+    Lsm(Box<LsmEngine>),
 }
 
 impl AnyVolume {
@@ -50,6 +55,7 @@ impl AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.assign_owner_cores(cores),
             AnyVolume::CachedHash(volume) => volume.volume().assign_owner_cores(cores),
+            AnyVolume::Lsm(_) => panic!("the ordered engine has no owners"),
         }
     }
 }
@@ -69,6 +75,7 @@ impl Volume for AnyVolume {
     async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
         match config.engine {
             EngineKind::Hash => <Arc<HashVolume>>::format(devices, config).await,
+            EngineKind::Lsm => <Arc<LsmVolume>>::format(devices, config).await,
         }
     }
 
@@ -85,6 +92,10 @@ impl Volume for AnyVolume {
             EngineKind::Hash => {
                 <Arc<HashVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Hash)
             }
+            // The cache is that of its tables' blocks.
+            EngineKind::Lsm => {
+                <Arc<LsmVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Lsm)
+            }
         }
     }
 
@@ -96,18 +107,21 @@ impl Volume for AnyVolume {
     ) -> Result<VerifyReport, VerifyFailure> {
         match kind_of(devices).await {
             EngineKind::Hash => <Arc<HashVolume>>::verify(devices, pool, observer).await,
+            EngineKind::Lsm => <Arc<LsmVolume>>::verify(devices, pool, observer).await,
         }
     }
 
     async fn upgrade(devices: &[Rc<dyn Device>], pool: &BufferPool) -> Result<FormatVersions, OpenError> {
         match kind_of(devices).await {
             EngineKind::Hash => <Arc<HashVolume>>::upgrade(devices, pool).await,
+            EngineKind::Lsm => <Arc<LsmVolume>>::upgrade(devices, pool).await,
         }
     }
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
         match EngineKind::from_number(newest_header(format_region)?.engine)? {
             EngineKind::Hash => <Arc<HashVolume>>::device_layout(format_region),
+            EngineKind::Lsm => <Arc<LsmVolume>>::device_layout(format_region),
         }
     }
 
@@ -115,6 +129,7 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => AnyEngine::Hash(volume.engine(core, devices, pool)),
             AnyVolume::CachedHash(volume) => AnyEngine::CachedHash(volume.engine(core, devices, pool)),
+            AnyVolume::Lsm(volume) => AnyEngine::Lsm(Box::new(volume.engine(core, devices, pool))),
         }
     }
 
@@ -122,6 +137,7 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.info(),
             AnyVolume::CachedHash(volume) => volume.info(),
+            AnyVolume::Lsm(volume) => Volume::info(volume),
         }
     }
 
@@ -129,6 +145,7 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.used_bytes(),
             AnyVolume::CachedHash(volume) => volume.used_bytes(),
+            AnyVolume::Lsm(volume) => Volume::used_bytes(volume),
         }
     }
 
@@ -136,6 +153,7 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.is_idle(),
             AnyVolume::CachedHash(volume) => volume.is_idle(),
+            AnyVolume::Lsm(volume) => Volume::is_idle(volume),
         }
     }
 
@@ -143,6 +161,7 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.is_read_only(),
             AnyVolume::CachedHash(volume) => volume.is_read_only(),
+            AnyVolume::Lsm(volume) => Volume::is_read_only(volume),
         }
     }
 
@@ -150,12 +169,13 @@ impl Volume for AnyVolume {
         match self {
             AnyVolume::Hash(volume) => volume.statistics(),
             AnyVolume::CachedHash(volume) => volume.statistics(),
+            AnyVolume::Lsm(volume) => Volume::statistics(volume),
         }
     }
 }
 
 impl Engine for AnyEngine {
-    type Iterator = NoIterator;
+    type Iterator = TreeIterator;
 
     fn put_with(
         &self,
@@ -165,14 +185,20 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<PutOutcome, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.put_with(key, value, options)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.put_with(key, value, options))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.put_with(key, value, options))))
+            }
+            AnyEngine::Lsm(engine) => {
+                Either::Right(Either::Right(Box::pin(engine.put_with(key, value, options))))
+            }
         }
     }
 
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.get(key)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.get(key))),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.get(key)))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.get(key)))),
         }
     }
 
@@ -183,7 +209,10 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.get_range(key, range)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.get_range(key, range))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.get_range(key, range))))
+            }
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.get_range(key, range)))),
         }
     }
 
@@ -194,21 +223,28 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<DeleteOutcome, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.delete_with(key, version)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.delete_with(key, version))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.delete_with(key, version))))
+            }
+            AnyEngine::Lsm(engine) => {
+                Either::Right(Either::Right(Box::pin(engine.delete_with(key, version))))
+            }
         }
     }
 
     fn status(&self, key: &Key) -> impl Future<Output = Result<Option<KeyStatus>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.status(key)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.status(key))),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.status(key)))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.status(key)))),
         }
     }
 
     fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.list(start, sink)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.list(start, sink))),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.list(start, sink)))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.list(start, sink)))),
         }
     }
 
@@ -220,49 +256,103 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.scan(range, since, sink)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.scan(range, since, sink))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.scan(range, since, sink))))
+            }
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.scan(range, since, sink)))),
         }
     }
 
     fn forget_below(&self, version: Version) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.forget_below(version)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.forget_below(version))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.forget_below(version))))
+            }
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.forget_below(version)))),
         }
     }
 
     fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.give_up_space(bytes)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.give_up_space(bytes))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.give_up_space(bytes))))
+            }
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.give_up_space(bytes)))),
+        }
+    }
+
+    async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<TreeIterator>, EngineError> {
+        match self {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+                Err(EngineError::Unsupported(Capability::Iterators))
+            }
+            AnyEngine::Lsm(engine) => engine.create_iterator(options).await,
+        }
+    }
+
+    async fn next_pairs(
+        &self,
+        iterator: &TreeIterator,
+        sink: &mut impl PairSink,
+    ) -> Result<IteratorProgress, EngineError> {
+        match self {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+                Err(EngineError::Unsupported(Capability::Iterators))
+            }
+            AnyEngine::Lsm(engine) => engine.next_pairs(iterator, sink).await,
+        }
+    }
+
+    async fn seek_iterator(&self, iterator: &TreeIterator, key: &Key) -> Result<(), EngineError> {
+        match self {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+                Err(EngineError::Unsupported(Capability::Iterators))
+            }
+            AnyEngine::Lsm(engine) => engine.seek_iterator(iterator, key).await,
+        }
+    }
+
+    async fn compact_all(&self) -> Result<(), EngineError> {
+        match self {
+            AnyEngine::Hash(engine) => engine.compact_all().await,
+            AnyEngine::CachedHash(engine) => engine.compact_all().await,
+            AnyEngine::Lsm(engine) => engine.compact_all().await,
         }
     }
 
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.flush()),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.flush())),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.flush()))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.flush()))),
         }
     }
 
     fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.maintain(handle, report)),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.maintain(handle, report))),
+            AnyEngine::CachedHash(engine) => {
+                Either::Right(Either::Left(Box::pin(engine.maintain(handle, report))))
+            }
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.maintain(handle, report)))),
         }
     }
 
     fn run_abandoned(&self) -> impl Future<Output = ()> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.run_abandoned()),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.run_abandoned())),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.run_abandoned()))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.run_abandoned()))),
         }
     }
 
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.close()),
-            AnyEngine::CachedHash(engine) => Either::Right(Box::pin(engine.close())),
+            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.close()))),
+            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.close()))),
         }
     }
 
@@ -270,6 +360,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.owner_core(key),
             AnyEngine::CachedHash(engine) => engine.owner_core(key),
+            AnyEngine::Lsm(engine) => engine.owner_core(key),
         }
     }
 
@@ -278,6 +369,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.may_end_at_once(),
             AnyEngine::CachedHash(engine) => engine.may_end_at_once(),
+            AnyEngine::Lsm(engine) => engine.may_end_at_once(),
         }
     }
     #[inline]
@@ -285,6 +377,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.begin_lookup(key),
             AnyEngine::CachedHash(engine) => engine.begin_lookup(key),
+            AnyEngine::Lsm(engine) => engine.begin_lookup(key),
         }
     }
 
@@ -293,6 +386,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.advance_lookup(lookup, stage),
             AnyEngine::CachedHash(engine) => engine.advance_lookup(lookup, stage),
+            AnyEngine::Lsm(engine) => engine.advance_lookup(lookup, stage),
         }
     }
 
@@ -306,6 +400,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::CachedHash(engine) => engine.get_now(key, lookup, receive),
+            AnyEngine::Lsm(engine) => engine.get_now(key, lookup, receive),
         }
     }
 
@@ -313,6 +408,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.exist_now(key, lookup),
             AnyEngine::CachedHash(engine) => engine.exist_now(key, lookup),
+            AnyEngine::Lsm(engine) => engine.exist_now(key, lookup),
         }
     }
 
@@ -321,6 +417,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.put_now(key, lookup, mode, value),
             AnyEngine::CachedHash(engine) => engine.put_now(key, lookup, mode, value),
+            AnyEngine::Lsm(engine) => engine.put_now(key, lookup, mode, value),
         }
     }
 
@@ -328,6 +425,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.delete_now(key, lookup),
             AnyEngine::CachedHash(engine) => engine.delete_now(key, lookup),
+            AnyEngine::Lsm(engine) => engine.delete_now(key, lookup),
         }
     }
 
@@ -335,6 +433,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.prefetch(key, stage),
             AnyEngine::CachedHash(engine) => engine.prefetch(key, stage),
+            AnyEngine::Lsm(engine) => engine.prefetch(key, stage),
         }
     }
 
@@ -342,6 +441,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.record_layout(),
             AnyEngine::CachedHash(engine) => engine.record_layout(),
+            AnyEngine::Lsm(engine) => engine.record_layout(),
         }
     }
 
@@ -349,6 +449,7 @@ impl Engine for AnyEngine {
         match self {
             AnyEngine::Hash(engine) => engine.statistics(),
             AnyEngine::CachedHash(engine) => engine.statistics(),
+            AnyEngine::Lsm(engine) => engine.statistics(),
         }
     }
 }

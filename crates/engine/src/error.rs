@@ -93,6 +93,9 @@ pub enum EngineError {
     /// No partition of the volume has the key.
     #[error("no partition of the volume has the key")]
     NoPartition,
+    /// The iterator was not used for so long that its snapshot was given up.
+    #[error("the iterator has expired")]
+    IteratorExpired,
     /// The engine, or the format of this volume, cannot do it.
     #[error("the volume's format has no {0}")]
     Unsupported(Capability),

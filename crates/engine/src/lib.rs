@@ -215,6 +215,13 @@ pub trait Engine {
     /// # Errors
     /// As for [`Engine::put_with`].
     fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>>;
+    /// Compacts until nothing can be gained, without pauses: what maintenance does beside other work. An engine that compacts nothing does nothing.
+    ///
+    /// # Errors
+    /// Device failures, no memory, no space: what was not compacted is unchanged.
+    fn compact_all(&self) -> impl Future<Output = Result<(), EngineError>> {
+        async { Ok(()) }
+    }
     /// Makes all acknowledged writes durable.
     ///
     /// # Errors

@@ -161,6 +161,18 @@ pub enum IndexMismatch {
         /// How many units the entry names.
         units: u64,
     },
+    /// An edit in the journal is none of the tree to which it belongs.
+    #[error("journal entry {entry} has a valid checksum and does not fit the tree")]
+    TreeEdit {
+        /// The number of the entry.
+        entry: u64,
+    },
+    /// The image of a tree is not consistent.
+    #[error("the image of the tree there has valid checksums and is not consistent")]
+    TreeImage,
+    /// Tables or segments of a tree share space, or lie outside of it.
+    #[error("tables or value segments share space, or lie outside of the space for them")]
+    TreeSpace,
     /// Two index entries name the same unit.
     #[error("an index entry names {units} units there, and another entry names one of them too")]
     OverlappingRecords {

@@ -26,6 +26,8 @@ pub enum ProblemKind {
     WrongRecord,
     /// The value fails its checksum.
     Value,
+    /// A block of a table fails its checksum, or could not be read: the entries in it are lost.
+    TableBlock,
     /// The device could not read it.
     Unreadable,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for ProblemKind {
             ProblemKind::Header => "header or key damaged",
             ProblemKind::WrongRecord => "holds another record",
             ProblemKind::Value => "value damaged",
+            ProblemKind::TableBlock => "block of a table damaged",
             ProblemKind::Unreadable => "unreadable",
         })
     }

@@ -22,6 +22,8 @@ mod hash_recovery_journal;
 mod hash_salvage;
 mod hash_simulated_ssd;
 mod hash_upgrade;
+mod lsm_conformance;
+mod lsm_power_loss;
 mod lsm_version_memory;
 mod memory_contract;
 mod striped_power_loss;

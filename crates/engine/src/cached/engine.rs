@@ -189,6 +189,10 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         self.abandoned.detachable(operation).await
     }
 
+    async fn compact_all(&self) -> Result<(), EngineError> {
+        self.engine.compact_all().await
+    }
+
     async fn flush(&self) -> Result<(), EngineError> {
         self.engine.flush().await
     }

@@ -233,8 +233,13 @@ impl<E: JournalEntry> CommitQueue<E> {
 
     /// Whether more than half of the ring is in use.
     pub fn is_checkpoint_due(&self) -> bool {
+        self.used_units() > u64::from(self.config.ring_units) / 2
+    }
+
+    /// The units of the ring that replay needs, unused units at the ring's end included.
+    pub fn used_units(&self) -> u64 {
         let state = self.state.lock();
-        state.next.units_used - state.tail_units_used > u64::from(self.config.ring_units) / 2
+        state.next.units_used - state.tail_units_used
     }
 
     /// Makes the volume read-only and wakes all waiters: the contents of the device are no longer known.

@@ -22,6 +22,7 @@ pub mod epoch;
 pub mod group_commit;
 pub mod held_numbers;
 pub mod image_stream;
+pub mod joined_value;
 pub mod journal;
 pub mod journal_reader;
 pub mod key_locks;

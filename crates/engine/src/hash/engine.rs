@@ -13,6 +13,7 @@ use crate::common::allocator::Extent;
 use crate::common::batch_parts::UnwrittenRecord;
 use crate::common::epoch::{EpochGuard, EpochReaders};
 use crate::common::group_commit::{commit, flush_deferred, flush_device, lock_last_space};
+use crate::common::joined_value::join_value;
 use crate::common::journal::JournalEntry;
 use crate::common::record::{
     self, HEADER_AND_KEY_BYTES_MAX, HEADER_BYTES, RecordFlags, RecordHeader, RecordMeta, record_bytes,
@@ -114,22 +115,6 @@ impl HashCore {
 
     pub(super) fn corrupt(&self, record_ref: RecordRef) -> EngineError {
         EngineError::Corrupt { lba: self.lba(record_ref.location).0, place: VolumePlace::default() }
-    }
-
-    /// A value in one buffer: a record of this format is written and checked as a whole. `None` if the buffers hold less
-    /// than the value.
-    fn join(&self, key: &Key, value: PutValue) -> Result<Option<Buffer>, EngineError> {
-        let offset = record::LAYOUT.value_offset(key.len());
-        let bytes = record_bytes(key.len(), value.bytes).next_multiple_of(self.volume.unit_bytes());
-        let mut joined = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
-        let mut at = offset;
-        let front = value.record.get(offset..).unwrap_or_default();
-        for part in std::iter::once(front).chain(value.more.iter().flatten().map(|buffer| &buffer[..])) {
-            let room = part.len().min(offset + value.bytes - at);
-            joined[at..at + room].copy_from_slice(&part[..room]);
-            at += room;
-        }
-        Ok((at == offset + value.bytes).then_some(joined))
     }
 
     /// Keeps the records that the index names from being replaced on the device, until the guard is dropped.
@@ -396,17 +381,9 @@ impl HashCore {
         if value_bytes > volume.value_bytes_max() {
             return Ok(PutOutcome::TooLong);
         }
-        let record = match value.more {
-            None => value.record,
-            Some(_) => match self.join(key, value)? {
-                Some(record) => record,
-                None => return Ok(PutOutcome::TooLong),
-            },
-        };
-        let fits = record_bytes(key.len(), value_bytes);
-        if fits > record.capacity() {
+        let Some(record) = join_value(&self.pool, volume.unit_bytes(), key, value)? else {
             return Ok(PutOutcome::TooLong);
-        }
+        };
         if volume.commits.has_failed() {
             return Err(EngineError::ReadOnly);
         }

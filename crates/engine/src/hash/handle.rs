@@ -170,6 +170,11 @@ impl Engine for HashEngine {
         Err(EngineError::Unsupported(Capability::Reclaim))
     }
 
+    async fn compact_all(&self) -> Result<(), EngineError> {
+        while self.core.compact().await? {}
+        Ok(())
+    }
+
     async fn flush(&self) -> Result<(), EngineError> {
         let core = Rc::clone(&self.core);
         self.core.abandoned.detachable(async move { core.flush().await }).await

@@ -23,8 +23,10 @@ use std::sync::{Arc, OnceLock};
 pub trait CursorSource {
     /// Its cursors.
     type Cursor: EntryCursor;
+    /// What a core's cursors need besides it.
+    type Context;
     /// A cursor at no entry.
-    fn cursor(&self) -> Self::Cursor;
+    fn cursor(&self, context: &Self::Context) -> Self::Cursor;
 }
 
 /// A memtable, or what it became.
@@ -75,6 +77,7 @@ impl<R> MemtableSlot<R> {
 /// A cursor over a slot. It goes from the memtable to its replacement by itself.
 pub struct SlotCursor<R: CursorSource> {
     slot: Arc<MemtableSlot<R>>,
+    context: R::Context,
     place: SlotPlace<R::Cursor>,
 }
 
@@ -93,9 +96,13 @@ impl<C: EntryCursor> SlotPlace<C> {
     }
 
     /// The cursor over the replacement.
-    fn replacement_cursor<R: CursorSource<Cursor = C>>(&mut self, replacement: &R) -> &mut C {
+    fn replacement_cursor<R: CursorSource<Cursor = C>>(
+        &mut self,
+        replacement: &R,
+        context: &R::Context,
+    ) -> &mut C {
         if !matches!(self, SlotPlace::InReplacement(_)) {
-            *self = SlotPlace::InReplacement(replacement.cursor());
+            *self = SlotPlace::InReplacement(replacement.cursor(context));
         }
         match self {
             SlotPlace::InReplacement(cursor) => cursor,
@@ -106,8 +113,8 @@ impl<C: EntryCursor> SlotPlace<C> {
 
 impl<R: CursorSource> SlotCursor<R> {
     /// A cursor at no entry.
-    pub fn new(slot: Arc<MemtableSlot<R>>) -> SlotCursor<R> {
-        SlotCursor { slot, place: SlotPlace::NoEntry }
+    pub fn new(slot: Arc<MemtableSlot<R>>, context: R::Context) -> SlotCursor<R> {
+        SlotCursor { slot, context, place: SlotPlace::NoEntry }
     }
 }
 
@@ -126,7 +133,9 @@ impl<R: CursorSource> EntryCursor for SlotCursor<R> {
                 self.place = SlotPlace::in_memtable(&memtable, memtable.first_from(position));
                 Ok(())
             }
-            SlotContents::Replacement(source) => self.place.replacement_cursor(source).seek(position).await,
+            SlotContents::Replacement(source) => {
+                self.place.replacement_cursor(source, &self.context).seek(position).await
+            }
         }
     }
 
@@ -137,7 +146,7 @@ impl<R: CursorSource> EntryCursor for SlotCursor<R> {
                 Ok(())
             }
             SlotContents::Replacement(source) => {
-                self.place.replacement_cursor(source).seek_before(position).await
+                self.place.replacement_cursor(source, &self.context).seek_before(position).await
             }
         }
     }
@@ -158,7 +167,7 @@ impl<R: CursorSource> EntryCursor for SlotCursor<R> {
                 let Position { key, sequence } = entry.get().position();
                 // The next older number: sequence numbers are from 1, and the same position may have the same entry.
                 let behind = Position { key, sequence: sequence - 1 };
-                self.place.replacement_cursor(source).seek(behind).await
+                self.place.replacement_cursor(source, &self.context).seek(behind).await
             }
         }
     }
@@ -177,7 +186,7 @@ impl<R: CursorSource> EntryCursor for SlotCursor<R> {
             SlotContents::Replacement(source) => {
                 let entry = entry.clone();
                 let position = Some(entry.get().position());
-                self.place.replacement_cursor(source).seek_before(position).await
+                self.place.replacement_cursor(source, &self.context).seek_before(position).await
             }
         }
     }

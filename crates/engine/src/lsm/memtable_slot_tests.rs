@@ -20,7 +20,8 @@ const KEYS: u8 = 12;
 /// What the memtables of these tests become: a memtable of what a flush kept.
 impl CursorSource for Arc<Memtable> {
     type Cursor = MemtableCursor;
-    fn cursor(&self) -> MemtableCursor {
+    type Context = ();
+    fn cursor(&self, (): &()) -> MemtableCursor {
         MemtableCursor::new(Arc::clone(self))
     }
 }
@@ -55,7 +56,7 @@ proptest! {
     ) {
         let model = in_order(&history);
         let slot = Arc::new(MemtableSlot::new(memtable_of(history.iter().map(TestEntry::get))));
-        let mut cursor = SlotCursor::new(Arc::clone(&slot));
+        let mut cursor = SlotCursor::new(Arc::clone(&slot), ());
         let mut at = None::<usize>;
         for (count, (step, number, sequence)) in steps.into_iter().enumerate() {
             if count == replaced_at {
@@ -109,7 +110,7 @@ proptest! {
                     Arc::new(MemtableSlot::new(memtable_of(part.iter().map(TestEntry::get))))
                 }),
             };
-            let cursors = slots.iter().map(|slot| SlotCursor::new(Arc::clone(slot))).collect();
+            let cursors = slots.iter().map(|slot| SlotCursor::new(Arc::clone(slot), ())).collect();
             let mut view = SnapshotView::new(MergingCursor::new(cursors), snapshot, KeyBounds::default());
             let yield_point = &mut async || ();
             match is_forward {
@@ -147,7 +148,7 @@ fn a_replaced_memtable_is_released_although_its_slot_and_cursors_live() {
     let memtable = memtable_of(history.iter().map(TestEntry::get));
     let released = Arc::downgrade(&memtable);
     let slot = Arc::new(MemtableSlot::new(memtable));
-    let mut cursors: Vec<_> = (0..3).map(|_| SlotCursor::new(Arc::clone(&slot))).collect();
+    let mut cursors: Vec<_> = (0..3).map(|_| SlotCursor::new(Arc::clone(&slot), ())).collect();
     for (cursor, entry) in cursors.iter_mut().zip(&history) {
         block_on(cursor.seek(entry.get().position()), || ()).unwrap();
     }
@@ -168,7 +169,8 @@ struct DamagedTable(Vec<TestEntry>);
 
 impl CursorSource for DamagedTable {
     type Cursor = TestCursor;
-    fn cursor(&self) -> TestCursor {
+    type Context = ();
+    fn cursor(&self, (): &()) -> TestCursor {
         TestCursor::new(self.0.clone().into(), 2, vec![1], 0)
     }
 }
@@ -185,7 +187,7 @@ fn a_cursor_passes_damage_that_it_meets_on_its_way_to_the_replacement() {
     // At 2 forward and at 5 backward: what follows is damaged.
     for (from, is_forward, want) in [(1, true, 4), (4, false, 1)] {
         let slot = Arc::new(MemtableSlot::new(memtable_of(entries.iter().map(TestEntry::get))));
-        let mut cursor = SlotCursor::new(Arc::clone(&slot));
+        let mut cursor = SlotCursor::new(Arc::clone(&slot), ());
         block_on(cursor.seek(entries[from].get().position()), || ()).unwrap();
         drop(slot.replace(DamagedTable(entries.to_vec())));
         let mut step = || match is_forward {

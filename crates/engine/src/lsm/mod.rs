@@ -1,5 +1,5 @@
-//! The ordered engine (IterKVSSD): a log-structured merge tree with key-value separation and snapshot iterators. Not complete: its
-//! parts are here, no volume is made of them yet ([decision 0027](../../../../docs/decisions/0027-an-ordered-engine-from-common-parts.md)).
+//! The ordered engine (IterKVSSD): a log-structured merge tree with key-value separation and snapshot iterators
+//! ([decision 0027](../../../../docs/decisions/0027-an-ordered-engine-from-common-parts.md)).
 //!
 //! ```text
 //!   put   ─▶ journal batch (value below the threshold inline, else its record in a value segment beside the batch) ─▶ memtable
@@ -11,7 +11,14 @@
 //! is never changed, and its space is freed when no version refers to it.
 //!
 //! # Layout
-//! - [`entry`]: what a write left of a key, its place in the order, and its encoding. [`cursor`]: what moves over entries.
+//! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume. [`journal`]: changes in the journal.
+//! - `recovery`: opening. `verify`: verification. [`settings`]: sizes. `volume`: the state that all cores share; `core`: a core's part.
+//! - `handle`: the contract; `reads`, `writes`, `iterators`, `ring_scan`: its operations. `seam`: the engine behind the trait of all volumes.
+//! - [`memtables`]: the memtables of a volume. [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
+//! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
+//! - `maintenance`: what is done beside operations. `flush`, `compaction_run`: memtables and tables become tables (`table_output`, `value_mover`: what they write).
+//!   `edits`: how that becomes durable, and checkpoints.
+//! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`owned_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
 //! - [`table`]: sorted entries on the device.
 //! - [`table_meta`]: metadata of tables and value segments. [`reclaim`]: the space that none of it refers to.
 //!   [`shared_tree`]: persistent ordered trees. [`lost_ranges`]: keys of which entries were lost.
@@ -19,39 +26,66 @@
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
-//! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
-//!   [`prefetch_degree`]: how many values an iterator reads ahead.
+//! - `iterator_list`: the iterators of a volume; `iterator_views`: a core's cursors over them. [`prefetch_degree`]: how many values one reads ahead.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
-//! - [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 
 pub mod append_list;
 pub mod compaction;
 pub mod compaction_choice;
 pub mod compaction_cleanup;
+mod compaction_run;
+mod core;
 pub mod cursor;
 pub mod edit_parts;
+mod edits;
 pub mod entry;
+mod flush;
 pub mod format;
+mod handle;
+mod iterator_list;
+mod iterator_views;
+mod iterators;
+pub mod journal;
+pub mod journal_room;
 pub mod level_cursor;
 pub mod lost_ranges;
+mod maintenance;
 pub mod memtable;
 pub mod memtable_slot;
+pub mod memtables;
 pub mod merge;
+pub mod owned_entry;
 pub mod pacing;
 pub mod prefetch_degree;
+mod reads;
 pub mod reclaim;
+mod recovery;
 pub mod retention;
+mod ring_scan;
+mod seam;
+pub mod settings;
 pub mod shared_tree;
 pub mod snapshot_view;
 pub mod snapshots;
 pub mod superblock;
 pub mod table;
 pub mod table_meta;
+mod table_output;
 pub mod tree_version;
+mod value_mover;
+pub mod value_segments;
+mod verify;
 pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
+mod volume;
+mod writes;
+
+pub use handle::LsmEngine;
+pub use iterator_list::TreeIterator;
+pub use recovery::{open, open_with};
+pub use volume::LsmVolume;
 
 #[cfg(test)]
 mod level_cursor_tests;

@@ -175,6 +175,11 @@ impl<C: EntryCursor> SnapshotView<C> {
         self.statistics
     }
 
+    /// The keys that it may show.
+    pub fn bounds(&self) -> &KeyBounds {
+        &self.bounds
+    }
+
     /// The merge below it.
     pub fn merge(&self) -> &MergingCursor<C> {
         &self.merge

@@ -121,6 +121,13 @@ impl SnapshotList {
         self.live.lock().snapshots.values().map(|slot| slot.info.point).collect()
     }
 
+    /// Takes all snapshots for used now: of a clock that stood still while there were none.
+    pub fn touch(&self, now: Nanos) {
+        for slot in self.live.lock().snapshots.values_mut() {
+            slot.info.last_used = slot.info.last_used.max(now);
+        }
+    }
+
     /// Ends the snapshots that are not in use and were not for `idle_time`. Gives their number.
     pub fn expire(&self, now: Nanos, idle_time: Nanos) -> usize {
         let mut live = self.live.lock();

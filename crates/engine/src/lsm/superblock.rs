@@ -10,7 +10,9 @@
 //! [`crate::common::volume_layout`] draws layout and checkpoint, which lie where the hash engine has them. The other bytes, and what
 //! keeps it safe, are [`crate::common::superblock`]'s.
 
+use super::journal::JournalChange;
 use super::retention::ForgottenTombstones;
+use crate::common::journal::JournalEntry;
 use crate::common::record::record_bytes;
 use crate::common::superblock::{
     COUNT_MAX, DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,
@@ -24,7 +26,7 @@ use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The most bytes of a journal batch with its header, before rounding to units.
-pub(super) const BATCH_BYTES_MAX: usize = 128 << 10;
+pub(super) const BATCH_BYTES_MAX: usize = JournalChange::BATCH_BYTES_MAX;
 /// The longest value of any volume, in bytes.
 pub const LSM_VALUE_BYTES_MAX: u64 = 256 << 20;
 /// The limit of [`LsmSuperblock::inline_bytes_max`].

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod crafted_volume;
+pub mod lsm_fixture;
 pub mod striped_volume;
 pub mod traced_memory;
 pub mod unwritten;

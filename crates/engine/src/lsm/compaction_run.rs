@@ -1,0 +1,305 @@
+//! The run of a compaction: its tables are read in the order of keys, and what readers need is written again.
+//!
+//! ```text
+//!   tables ─▶ merge ─▶ entries of a key ─▶ retention ─▶ values of dying segments: read ahead, written into new ones ─▶ tables ─▶ edit
+//! ```
+//! In: a compaction. Out: an edit. Holds: the entries of the keys whose values are being read, at most [`AHEAD_BYTES_MAX`] of values.
+//!
+//! Invariants: nothing changes before the edit; a run that fails or is dropped leaves the tree as it was. A part of a table that cannot be read becomes a lost range of the
+//! edit. A value whose record cannot be read keeps its address, and so its segment.
+
+use super::compaction::TreeCompaction;
+use super::core::LsmCore;
+use super::cursor::EntryCursor;
+use super::entry::{Position, TreeEntry, ValueAddress};
+use super::level_cursor::{LevelCursor, LevelCursorConfig};
+use super::lost_ranges::{LostRange, LostRanges};
+use super::merge::MergingCursor;
+use super::owned_entry::{OwnedEntry, OwnedValue};
+use super::retention::RetentionRule;
+use super::table_output::{TableOutput, settled_by};
+use super::tree_version::TreeVersion;
+use super::value_mover::ValueMover;
+use super::version_edit::{LEVELS, VersionEdit};
+use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::record::{RecordFlags, RecordMeta};
+use octokv_base::{Nanos, UnixTime, Version};
+use octokv_device::DeviceFuture;
+use octokv_runtime::{ReactorHandle, yield_now};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of values that are read ahead.
+const AHEAD_BYTES_MAX: u64 = 4 << 20;
+/// Values that are read ahead.
+const AHEAD_READS_MAX: usize = 32;
+/// Keys between two yields.
+const KEYS_PER_YIELD: u32 = 256;
+/// Bytes between two pauses.
+const BYTES_PER_PAUSE: u64 = 256 << 10;
+
+/// How fast a run goes: the reactor that sleeps, if any.
+pub(super) struct RunPace<'a> {
+    /// The reactor; `None` runs without pauses.
+    pub handle: Option<&'a ReactorHandle>,
+}
+
+/// A value that is being read for its move.
+struct ValueRead {
+    /// Of the key's entries.
+    index: usize,
+    units: Range<u64>,
+    read: DeviceFuture,
+}
+
+/// The entries of a key on their way to the output.
+struct KeyOnItsWay {
+    key: Vec<u8>,
+    entries: Vec<OwnedEntry>,
+    reads: Vec<ValueRead>,
+    read_bytes: u64,
+}
+
+/// What a run writes.
+struct RunOutput<'a> {
+    tables: TableOutput<'a>,
+    values: ValueMover<'a>,
+    ahead: VecDeque<KeyOnItsWay>,
+    ahead_bytes: u64,
+    ahead_reads: usize,
+    lost: Vec<LostRange>,
+}
+
+impl LsmCore {
+    /// Runs a compaction to its end.
+    ///
+    /// # Errors
+    /// Device failures, no memory, no space: nothing has changed.
+    pub(super) async fn run_compaction(
+        &self,
+        compaction: &TreeCompaction,
+        pace: &RunPace<'_>,
+    ) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        if compaction.is_move {
+            return self.commit_edit(compaction.edit(Vec::new())).await;
+        }
+        let version = volume.versions.current();
+        let oldest_snapshot = volume.oldest_snapshot();
+        let mut output = RunOutput {
+            tables: TableOutput::new(self, volume.settings.table_bytes),
+            values: ValueMover::new(self),
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            ahead_reads: 0,
+            lost: Vec::new(),
+        };
+        if let Err(error) = self.write_compacted(compaction, &version, &mut output, pace).await {
+            // Reads in flight have buffers of their own.
+            output.tables.give_up().await;
+            output.values.give_up().await;
+            return Err(error);
+        }
+        let RunOutput { tables, values, lost, .. } = output;
+        let written_bytes = tables.data_bytes;
+        let settled = settled_by(compaction, oldest_snapshot, volume.forget_below());
+        let tables = match tables.finish(settled).await {
+            Ok(tables) => tables,
+            Err(error) => {
+                values.give_up().await;
+                return Err(error);
+            }
+        };
+        let segments = values.finish().await?;
+        let edit = VersionEdit {
+            added_segments: segments.iter().map(|(meta, _)| meta.clone()).collect(),
+            sealed_segments: segments.iter().map(|(meta, seal)| (meta.id(), *seal)).collect(),
+            added_lost: lost,
+            ..compaction.edit(tables)
+        };
+        drop(segments);
+        self.commit_edit(edit).await?;
+        volume.compaction.compactions.fetch_add(1, Ordering::Relaxed);
+        volume.compaction.written_bytes.fetch_add(written_bytes, Ordering::Relaxed);
+        // What the edit left without references goes with the next one, or now if that is much.
+        if volume.versions.with_usage(|version, usage| usage.unused(version).next().is_some()) {
+            self.commit_edit(VersionEdit::default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_compacted(
+        &self,
+        compaction: &TreeCompaction,
+        version: &TreeVersion,
+        output: &mut RunOutput<'_>,
+        pace: &RunPace<'_>,
+    ) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        let snapshots = match bug_injection::is_injected(InjectedBug::CompactionForgetsSnapshots) {
+            true => Vec::new(),
+            false => volume.snapshots.points(),
+        };
+        let forgotten = *volume.forgotten.lock();
+        let rule = RetentionRule { snapshots: &snapshots, now: volume.clock.now(), forgotten };
+        let mut merge = MergingCursor::new(self.sources(compaction));
+        let newest_sequence = compaction.tables().map(|table| table.largest_sequence()).max().unwrap_or(0);
+        let (mut key, mut entries): (Vec<u8>, Vec<OwnedEntry>) = (Vec::new(), Vec::new());
+        let (mut keys, mut paused_at) = (0, 0);
+        let mut outcome = merge.seek(Position::START).await;
+        loop {
+            match outcome {
+                Err(EngineError::Corrupt { .. }) => {
+                    let unread = merge.sources().filter_map(LevelCursor::unread_part);
+                    output.lost.extend(unread.map(|part| LostRange {
+                        first_key: part.first.clone(),
+                        last_key: part.last.clone(),
+                        newest_sequence,
+                    }));
+                    outcome = merge.next().await;
+                    continue;
+                }
+                other => other?,
+            }
+            let next = merge.entry();
+            if next.as_ref().is_none_or(|next| next.key != key) && !entries.is_empty() {
+                let below = may_be_below(compaction, version, &output.lost, &key);
+                let kept = retained(&rule, &key, std::mem::take(&mut entries), below);
+                if !kept.is_empty() {
+                    self.push_key(compaction, version, std::mem::take(&mut key), kept, output).await?;
+                }
+                keys += 1;
+                if keys % KEYS_PER_YIELD == 0 {
+                    yield_now().await;
+                }
+                let written = output.tables.data_bytes;
+                if written - paused_at >= BYTES_PER_PAUSE {
+                    self.pause(written - paused_at, pace).await;
+                    paused_at = written;
+                }
+            }
+            let Some(next) = merge.entry() else { break };
+            if entries.is_empty() {
+                key.clear();
+                key.extend_from_slice(next.key);
+            }
+            entries.push(OwnedEntry::of(&next));
+            outcome = merge.next().await;
+        }
+        while !output.ahead.is_empty() {
+            self.write_first(output).await?;
+        }
+        Ok(())
+    }
+
+    /// The tables of a compaction, the newest entries first.
+    fn sources(&self, compaction: &TreeCompaction) -> Vec<LevelCursor> {
+        let cursor = |tables| LevelCursor::of_tables(self.io.clone(), tables, LevelCursorConfig::COMPACTION);
+        let mut sources: Vec<LevelCursor> = match compaction.input_level {
+            0 => compaction.inputs.iter().map(|table| cursor(vec![Arc::clone(table)])).collect(),
+            _ => vec![cursor(compaction.inputs.clone())],
+        };
+        if !compaction.overlapped.is_empty() {
+            sources.push(cursor(compaction.overlapped.clone()));
+        }
+        sources
+    }
+
+    /// Takes the entries of a key: starts to read the values that are to be moved, and writes those that were read.
+    async fn push_key(
+        &self,
+        compaction: &TreeCompaction,
+        version: &TreeVersion,
+        key: Vec<u8>,
+        entries: Vec<OwnedEntry>,
+        output: &mut RunOutput<'_>,
+    ) -> Result<(), EngineError> {
+        let mut on_its_way = KeyOnItsWay { key, entries, reads: Vec::new(), read_bytes: 0 };
+        for index in 0..on_its_way.entries.len() {
+            let OwnedValue::InSegment(address) = on_its_way.entries[index].value else { continue };
+            if compaction.moved_segments.binary_search(&address.segment).is_err() {
+                continue;
+            }
+            let Some(units) = self.record_units(version, &on_its_way.key, address).ok().flatten() else {
+                continue;
+            };
+            let bytes = (units.end - units.start) * self.volume.unit_bytes() as u64;
+            while !output.ahead.is_empty()
+                && (output.ahead_bytes + bytes > AHEAD_BYTES_MAX || output.ahead_reads >= AHEAD_READS_MAX)
+            {
+                self.write_first(output).await?;
+            }
+            let read = self.start_read(&units)?;
+            output.ahead_bytes += bytes;
+            output.ahead_reads += 1;
+            on_its_way.read_bytes += bytes;
+            on_its_way.reads.push(ValueRead { index, units, read });
+        }
+        output.ahead.push_back(on_its_way);
+        // Keys without reads need not wait.
+        while output.ahead.front().is_some_and(|first| first.reads.is_empty()) {
+            self.write_first(output).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the first key that is on its way.
+    async fn write_first(&self, output: &mut RunOutput<'_>) -> Result<(), EngineError> {
+        let Some(mut first) = output.ahead.pop_front() else { return Ok(()) };
+        output.ahead_bytes -= first.read_bytes;
+        output.ahead_reads -= first.reads.len();
+        for ValueRead { index, units, read } in first.reads {
+            let Ok(buffer) = read.await.into_read() else { continue };
+            let entry = &mut first.entries[index];
+            let OwnedValue::InSegment(address) = entry.value else { continue };
+            let Ok(value) = self.check_record(&buffer, units.start, &first.key, address) else { continue };
+            let moved: ValueAddress = output
+                .values
+                .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))
+                .await?;
+            entry.value = OwnedValue::InSegment(moved);
+        }
+        let entries: Vec<TreeEntry<'_>> = first.entries.iter().map(|entry| entry.entry(&first.key)).collect();
+        output.tables.push_key(&entries).await
+    }
+
+    /// Pauses after so many bytes, so that the run is no faster than its pace.
+    async fn pause(&self, bytes: u64, pace: &RunPace<'_>) {
+        let Some(handle) = pace.handle else { return };
+        let per_second = self.volume.pace().compaction_per_second.max(1);
+        handle.sleep(Nanos(bytes.saturating_mul(1_000_000_000) / per_second)).await;
+    }
+}
+
+/// What the record of a value keeps.
+fn record_meta(version: Version, expires_at: UnixTime) -> RecordMeta {
+    let is_plain = version == Version::NONE && expires_at == UnixTime::NEVER;
+    RecordMeta {
+        version,
+        expires_at,
+        flags: if is_plain { RecordFlags::NONE } else { RecordFlags::VERSIONED },
+    }
+}
+
+/// What is kept of the entries of a key.
+fn retained(rule: &RetentionRule<'_>, key: &[u8], entries: Vec<OwnedEntry>, below: bool) -> Vec<OwnedEntry> {
+    let list: Vec<TreeEntry<'_>> = entries.iter().map(|entry| entry.entry(key)).collect();
+    let retentions = rule.retain_in_compaction(&list, below);
+    let kept = list.into_iter().zip(retentions);
+    kept.filter_map(|(entry, retention)| retention.apply(entry).map(|entry| OwnedEntry::of(&entry))).collect()
+}
+
+/// Whether a level below the output may have the key, or entries of it were lost.
+fn may_be_below(compaction: &TreeCompaction, version: &TreeVersion, lost: &[LostRange], key: &[u8]) -> bool {
+    if bug_injection::is_injected(InjectedBug::DropTombstonesEarly) {
+        return false;
+    }
+    let is_in = |range: &LostRange| (&range.first_key[..]..=&range.last_key[..]).contains(&key);
+    let ranges: &LostRanges = version.lost();
+    (compaction.output_level + 1..LEVELS).any(|level| version.table_of(level, key).is_some())
+        || ranges.newest_lost(key).is_some()
+        || lost.iter().any(is_in)
+}

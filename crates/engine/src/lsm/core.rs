@@ -1,0 +1,53 @@
+//! One core's part of an open volume: its device, its buffers, and what reads and writes share.
+
+use super::iterator_views::IteratorViews;
+use super::table::io::{TableCounters, TableIo};
+use super::volume::LsmVolume;
+use crate::common::abandoned::AbandonedOperations;
+use crate::{EngineError, VolumePlace};
+use octokv_base::BufferPool;
+use octokv_device::Device;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// One core's part of an open volume.
+pub struct LsmCore {
+    pub(super) volume: Arc<LsmVolume>,
+    pub(super) core: usize,
+    pub(super) device: Rc<dyn Device>,
+    pub(super) pool: BufferPool,
+    pub(super) io: Rc<TableIo>,
+    /// Operations whose callers dropped them.
+    pub(super) abandoned: AbandonedOperations,
+    /// The open views of iterators that this core advanced last.
+    pub(super) views: RefCell<IteratorViews>,
+}
+
+impl LsmCore {
+    /// The part of core `core`. REQUIRES: `device` is that core's view of the volume's device, and no other part of the volume has the same core.
+    pub(super) fn new(
+        volume: Arc<LsmVolume>,
+        core: usize,
+        device: Rc<dyn Device>,
+        pool: BufferPool,
+    ) -> LsmCore {
+        let io = Rc::new(TableIo {
+            device: Rc::clone(&device),
+            pool: pool.clone(),
+            cache: Arc::clone(&volume.cache),
+            volume_id: volume.fixed().volume_id,
+            unit_bytes: volume.fixed().layout.unit_bytes,
+            place: VolumePlace::default(),
+            counters: TableCounters::default(),
+        });
+        let abandoned = AbandonedOperations::new(volume.abandoned.clone());
+        let views = RefCell::new(IteratorViews::new(volume.settings.views_max));
+        LsmCore { volume, core, device, pool, io, abandoned, views }
+    }
+
+    /// The error of a damaged record at a unit.
+    pub(super) fn corrupt(&self, unit: u64) -> EngineError {
+        EngineError::Corrupt { lba: self.volume.lba(unit).0, place: VolumePlace::default() }
+    }
+}

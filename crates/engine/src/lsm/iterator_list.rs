@@ -1,0 +1,209 @@
+//! The iterators of a volume: what each keeps of its snapshot, where it is, and who else has to know when it ends.
+//!
+//! ```text
+//!   create ─▶ snapshot, memtable slots, version ─▶ advanced on any core, one call at a time ─▶ dropped, or expired: all of it is released
+//! ```
+//! An iterator is a few references: creating one reads nothing, however large the tree is. The cursors over it are those of a core ([`super::iterator_views`]), which keeps
+//! them between calls, and drops them when it hears that the iterator has ended.
+//!
+//! Invariants: the snapshot is in the list before memtables and version are taken, so that what flushes and compactions drop from then on is not seen by it. An
+//! iterator that has expired holds neither memtable nor version.
+
+use super::memtables::TreeSlot;
+use super::snapshots::LiveSnapshot;
+use super::tree_version::TreeVersion;
+use super::volume::LsmVolume;
+use crate::IteratorOptions;
+use crate::common::key_locks::{KeyGuard, KeyLocks};
+use octokv_base::map::FxHashMap;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// Ended iterators of which a core is told one by one; beyond, it looks at all of its views.
+const ENDED_MAX: usize = 256;
+
+/// The place of an iterator: where its next pair is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum IteratorPlace {
+    /// Before its first pair.
+    Start,
+    /// At the first key from this one on, in its direction.
+    From(Box<[u8]>),
+    /// Behind this key, in its direction.
+    Behind(Box<[u8]>),
+    /// Behind its last pair.
+    End,
+}
+
+/// What an iterator keeps for its snapshot.
+#[derive(Clone)]
+pub(super) struct IteratorSources {
+    /// The memtables, the newest first.
+    pub slots: SmallVec<[Arc<TreeSlot>; 4]>,
+    /// The tables.
+    pub version: Arc<TreeVersion>,
+}
+
+/// An iterator, of which its owner has a [`TreeIterator`].
+pub(super) struct IteratorState {
+    pub id: u64,
+    pub options: IteratorOptions,
+    pub snapshot: LiveSnapshot,
+    /// `None` once it has expired.
+    sources: Mutex<Option<IteratorSources>>,
+    /// One call at a time, in their order.
+    turns: KeyLocks,
+    /// The place, and a number that each change of it by a call changes: a view with another number is not at that place.
+    pub place: Mutex<(IteratorPlace, u64)>,
+}
+
+/// An iterator of a volume of the ordered engine. Dropping it ends its snapshot.
+pub struct TreeIterator {
+    pub(super) state: Arc<IteratorState>,
+    volume: Arc<LsmVolume>,
+}
+
+/// What a core is to be told.
+#[derive(Default)]
+struct CoreMail {
+    ended: Vec<u64>,
+    waker: Option<Waker>,
+}
+
+/// The iterators of a volume.
+pub(super) struct IteratorList {
+    live: Mutex<FxHashMap<u64, Weak<IteratorState>>>,
+    next_id: std::sync::atomic::AtomicU64,
+    cores: Box<[Mutex<CoreMail>]>,
+    /// The task that ends iterators, while there are none.
+    expiry: Mutex<Option<Waker>>,
+}
+
+impl IteratorList {
+    /// None, of a volume with so many cores.
+    pub fn new(cores: usize) -> IteratorList {
+        IteratorList {
+            live: Mutex::default(),
+            next_id: std::sync::atomic::AtomicU64::new(1),
+            cores: (0..cores).map(|_| Mutex::default()).collect(),
+            expiry: Mutex::default(),
+        }
+    }
+
+    /// Waits until there is an iterator. `is_enough` is asked when one was created.
+    pub async fn wait_for_iterators(&self, is_enough: impl Fn() -> bool) {
+        poll_fn(|context| {
+            *self.expiry.lock() = Some(context.waker().clone());
+            if is_enough() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Wakes the task that ends iterators.
+    pub fn wake_expiry(&self) {
+        if let Some(waker) = self.expiry.lock().take() {
+            waker.wake();
+        }
+    }
+
+    /// Releases what the iterators hold whose snapshots have expired.
+    pub fn release_expired(&self) {
+        let live: Vec<Arc<IteratorState>> = self.live.lock().values().filter_map(Weak::upgrade).collect();
+        for state in live {
+            let now = octokv_base::Nanos::ZERO;
+            if state.snapshot.begin_use(now).is_none() {
+                drop(state.sources.lock().take());
+                self.tell_cores(state.id);
+            }
+        }
+    }
+
+    /// Tells all cores that an iterator has ended.
+    fn tell_cores(&self, id: u64) {
+        for core in &self.cores {
+            let mut mail = core.lock();
+            if mail.ended.len() < ENDED_MAX {
+                mail.ended.push(id);
+            }
+            let waker = mail.waker.take();
+            drop(mail);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The iterators that have ended since the last call, for a core; `None` if there were too many. `Pending` registers its waker.
+    pub fn poll_ended(&self, core: usize, context: &Context<'_>) -> Poll<Option<Vec<u64>>> {
+        let mut mail = self.cores[core].lock();
+        if mail.ended.is_empty() {
+            mail.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        let ended = std::mem::take(&mut mail.ended);
+        Poll::Ready((ended.len() < ENDED_MAX).then_some(ended))
+    }
+
+    /// The same, at once.
+    pub fn take_ended(&self, core: usize) -> Option<Vec<u64>> {
+        let ended = std::mem::take(&mut self.cores[core].lock().ended);
+        (ended.len() < ENDED_MAX).then_some(ended)
+    }
+
+    /// Whether an iterator with this number lives.
+    pub fn has(&self, id: u64) -> bool {
+        self.live.lock().contains_key(&id)
+    }
+}
+
+impl IteratorState {
+    /// The next turn.
+    pub async fn turn(&self) -> KeyGuard<'_> {
+        self.turns.lock(0).await
+    }
+
+    /// What it keeps; `None` if it has expired.
+    pub fn sources(&self) -> Option<IteratorSources> {
+        self.sources.lock().clone()
+    }
+
+    /// Whether its bounds are reversed or equal, so that it has no pairs.
+    pub fn is_empty(&self) -> bool {
+        let lower = self.options.lower.as_ref().map_or(&[][..], |key| key.as_bytes());
+        self.options.upper.as_ref().is_some_and(|upper| upper.as_bytes() <= lower)
+    }
+}
+
+impl TreeIterator {
+    /// An iterator over what the volume has now; `None` if there are as many as may be.
+    pub(super) fn create(volume: &Arc<LsmVolume>, options: IteratorOptions) -> Option<TreeIterator> {
+        let time = volume.clock.now();
+        let sequence = || volume.memtables.last_number();
+        let snapshot = volume.snapshots.create(sequence, time, volume.time())?;
+        let slots =
+            volume.memtables.current().newest_first().map(|placed| Arc::clone(&placed.slot)).collect();
+        let version = volume.versions.current();
+        let list = &volume.iterators;
+        let id = list.next_id.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let state = Arc::new(IteratorState {
+            id,
+            options,
+            snapshot,
+            sources: Mutex::new(Some(IteratorSources { slots, version })),
+            turns: KeyLocks::default(),
+            place: Mutex::new((IteratorPlace::Start, 0)),
+        });
+        list.live.lock().insert(id, Arc::downgrade(&state));
+        list.wake_expiry();
+        Some(TreeIterator { state, volume: Arc::clone(volume) })
+    }
+}
+
+impl Drop for TreeIterator {
+    fn drop(&mut self) {
+        let list = &self.volume.iterators;
+        list.live.lock().remove(&self.state.id);
+        list.tell_cores(self.state.id);
+    }
+}

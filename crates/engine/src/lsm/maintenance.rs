@@ -1,0 +1,359 @@
+//! The work of a volume beside its operations: room in the journal, space, flushes, compactions, checkpoints.
+//!
+//! In: what the volume uses. Out: flushes and compactions, by the task that maintains the volume, or by a put that finds no room.
+//! Invariants: one compaction at a time; a put waits for work only if there is some that can make room for it.
+
+use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
+use super::compaction_choice::{CompactionChoice, choose_compaction, pending_bytes};
+use super::compaction_run::RunPace;
+use super::core::LsmCore;
+use super::pacing::{Pace, PacingInput, pace};
+use super::table_meta::SegmentMeta;
+use super::value_segments::RecordSpace;
+use super::version_edit::VersionEdit;
+use super::volume::LsmVolume;
+use crate::EngineError;
+use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
+use octokv_base::Nanos;
+use octokv_runtime::{ReactorHandle, yield_now};
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+/// The lock of compactions, among the volume's work locks.
+const COMPACTION_LOCK: u64 = 1;
+/// The lock of puts that make room in the journal.
+const ROOM_LOCK: u64 = 2;
+/// The lock of the next segment.
+const SEGMENT_LOCK: u64 = 3;
+/// The pause between two rounds of maintenance.
+const ROUND: Nanos = Nanos::from_millis(20);
+/// How often in their idle time iterators are looked at.
+const EXPIRY_LOOKS: u64 = 8;
+/// The pause after failed maintenance.
+const RETRY_DELAY: Nanos = Nanos::from_secs(1);
+/// Of segments that have to be collected since space is scarce, so many of a thousand bytes may live.
+const SCARCE_LIVE_PERMILLE: u16 = 900;
+
+/// What a put needs space for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceFor {
+    /// A value in the tree.
+    Value,
+}
+
+/// A compaction that runs, until this is dropped.
+struct RunningCompaction<'a> {
+    volume: &'a LsmVolume,
+    compaction: Arc<TreeCompaction>,
+}
+
+impl Drop for RunningCompaction<'_> {
+    fn drop(&mut self) {
+        self.volume.compaction.running.lock().retain(|other| !Arc::ptr_eq(other, &self.compaction));
+    }
+}
+
+/// What a step of compaction did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CompactionStep {
+    /// It compacted.
+    Compacted,
+    /// The search for something to compact has not ended.
+    LookAgain,
+    /// There is nothing to compact.
+    Nothing,
+}
+
+impl LsmVolume {
+    /// The sequence number of the oldest snapshot, or that of the last change.
+    pub(super) fn oldest_snapshot(&self) -> u64 {
+        let last = self.memtables.last_number();
+        self.snapshots.oldest().map_or(last, |oldest| oldest.point.sequence)
+    }
+
+    /// How fast compaction may write, and how much writers are delayed.
+    pub(super) fn pace(&self) -> Pace {
+        let version = self.versions.current();
+        let settings = &self.settings;
+        let input = PacingInput {
+            level0_tables: version.level0().len(),
+            pending_bytes: pending_bytes(&version, &settings.compaction),
+            memory_bytes: self.memtables.current().bytes(),
+            memory_bytes_max: (settings.memtable_bytes * (settings.memtables_max + 1)) as u64,
+            written_per_second: 0,
+            drained_per_second: 0,
+        };
+        pace(&input, &settings.pacing)
+    }
+
+    /// Whether space is scarce, so that also segments that are mostly alive are collected.
+    fn is_space_scarce(&self) -> bool {
+        self.space.free_units() < 2 * self.reserve_units()
+    }
+
+    fn choose(&self, wants_space: bool) -> CompactionChoice {
+        let mut running = self.compaction.running.lock();
+        let mut settings: CompactionSettings = self.settings.compaction.clone();
+        if wants_space || self.is_space_scarce() {
+            settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
+            settings.garbage_permille = 20;
+        }
+        let choice = self.versions.with_usage(|version, usage| {
+            let input = CompactionInput {
+                version,
+                usage,
+                running: &running,
+                oldest_snapshot: self.oldest_snapshot(),
+                forget_below: self.forget_below(),
+                settings: &settings,
+            };
+            choose_compaction(&input, &mut self.compaction.choice.lock())
+        });
+        if let CompactionChoice::Compact(compaction) = &choice {
+            running.push(Arc::new(compaction.clone()));
+        }
+        choice
+    }
+}
+
+impl LsmCore {
+    /// Compacts once, if there is something to compact. With `wants_space`, also for little gain.
+    ///
+    /// # Errors
+    /// Those of the compaction, after which the tree is as it was.
+    pub(super) async fn compact_step(
+        &self,
+        pace: &RunPace<'_>,
+        wants_space: bool,
+    ) -> Result<CompactionStep, EngineError> {
+        let volume = &self.volume;
+        let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
+        match volume.choose(wants_space) {
+            CompactionChoice::Nothing => Ok(CompactionStep::Nothing),
+            CompactionChoice::LookAgain => Ok(CompactionStep::LookAgain),
+            CompactionChoice::Compact(_) => {
+                let compaction = volume.compaction.running.lock().last().cloned().expect("chosen above");
+                let _running = RunningCompaction { volume, compaction: Arc::clone(&compaction) };
+                self.run_compaction(&compaction, pace).await?;
+                Ok(CompactionStep::Compacted)
+            }
+        }
+    }
+
+    /// Flushes all memtables and compacts until there is nothing to compact.
+    ///
+    /// # Errors
+    /// Those of flush and compaction.
+    pub(super) async fn compact_all(&self) -> Result<(), EngineError> {
+        self.flush_memtables().await?;
+        while self.compact_step(&RunPace { handle: None }, false).await? != CompactionStep::Nothing {
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Makes room in the journal for a change of so many bytes, and in memory: flushes memtables and writes a checkpoint.
+    pub(super) async fn make_journal_room(&self, change_bytes: usize) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        let _guard = volume.work_locks.lock(ROOM_LOCK).await;
+        let has_room = || {
+            let used = || volume.commits.used_units();
+            volume.journal_room.try_enter(change_bytes, used).is_some()
+        };
+        let has_memory = || volume.memtables.current().full.len() < volume.settings.memtables_max;
+        if has_memory() && has_room() {
+            return Ok(());
+        }
+        while !has_memory() {
+            self.flush_oldest().await?;
+        }
+        if !has_room() && volume.commits.is_checkpoint_due() {
+            self.flush_memtables().await?;
+            checkpoint_if(self, || !has_room()).await?;
+        }
+        // The others that have passes are about to use their room.
+        yield_now().await;
+        Ok(())
+    }
+
+    /// Whether a put finds space, after work that can free some.
+    pub(super) async fn has_space_for(&self, purpose: SpaceFor) -> Result<bool, EngineError> {
+        let volume = &self.volume;
+        let has_space = || match purpose {
+            SpaceFor::Value => {
+                volume.release_reclaimed();
+                volume.space.free_units() > volume.reserve_units()
+            }
+        };
+        match has_space() {
+            true => Ok(true),
+            false => Box::pin(self.make_space(has_space)).await,
+        }
+    }
+
+    /// Flushes and compacts until there is space, or nothing more can be freed. Whether there is.
+    async fn make_space(&self, has_space: impl Fn() -> bool) -> Result<bool, EngineError> {
+        self.volume.segments.close();
+        self.flush_memtables().await?;
+        loop {
+            if has_space() {
+                return Ok(true);
+            }
+            match self.compact_step(&RunPace { handle: None }, true).await? {
+                CompactionStep::Nothing => return Ok(has_space()),
+                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+            }
+        }
+    }
+
+    /// Space for the record of a value; `None` if the volume is full.
+    ///
+    /// # Errors
+    /// Those of an edit, and of work that can free space.
+    pub(super) async fn record_space(
+        &self,
+        units: u64,
+        value_bytes: u32,
+    ) -> Result<Option<RecordSpace<'_>>, EngineError> {
+        match self.volume.segments.reserve(units, value_bytes) {
+            Some(space) => Ok(Some(space)),
+            // Boxed because it is rare: it would enlarge every put's future.
+            None => Box::pin(self.open_segment(units, value_bytes)).await,
+        }
+    }
+
+    async fn open_segment(
+        &self,
+        units: u64,
+        value_bytes: u32,
+    ) -> Result<Option<RecordSpace<'_>>, EngineError> {
+        let volume = &self.volume;
+        let mut tried = false;
+        loop {
+            let guard = volume.work_locks.lock(SEGMENT_LOCK).await;
+            if let Some(space) = volume.segments.reserve(units, value_bytes) {
+                return Ok(Some(space));
+            }
+            let segment_units = volume.settings.segment_bytes / volume.unit_bytes() as u64;
+            let mut wanted = segment_units.max(units);
+            let mut run = volume.allocate(wanted, true);
+            while run.is_none() && wanted > units {
+                wanted = (wanted / 2).max(units);
+                run = volume.allocate(wanted, true);
+            }
+            if let Some(run) = run {
+                let meta: Arc<SegmentMeta> = volume.segment_meta(volume.next_segment_id(), run);
+                let edit = VersionEdit { added_segments: vec![Arc::clone(&meta)], ..VersionEdit::default() };
+                self.commit_edit(edit).await?;
+                volume.segments.open(meta);
+                return Ok(volume.segments.reserve(units, value_bytes));
+            }
+            drop(guard);
+            let has_space = || {
+                volume.release_reclaimed();
+                volume.space.free_units() >= units + volume.reserve_units()
+            };
+            if std::mem::replace(&mut tried, true) || !self.make_space(has_space).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Maintains the volume until it is read-only: after changes it flushes memtables, writes checkpoints and durability markers. `report` receives each error. Counts
+    /// its rounds in `rounds`.
+    pub(super) async fn run_maintenance(
+        &self,
+        handle: &ReactorHandle,
+        rounds: &Cell<u64>,
+        report: impl Fn(EngineError),
+    ) {
+        let commits = &self.volume.commits;
+        let mut pause = ROUND;
+        while !commits.has_failed() {
+            commits.wait_unmarked_changes().await;
+            handle.sleep(pause).await;
+            rounds.set(rounds.get() + 1);
+            pause = ROUND;
+            if commits.has_failed() {
+                break;
+            }
+            if let Err(error) = self.maintenance_round().await {
+                report(error);
+                pause = RETRY_DELAY;
+            }
+        }
+    }
+
+    async fn maintenance_round(&self) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        while volume.memtables.oldest_full().is_some() {
+            self.flush_oldest().await?;
+        }
+        if volume.commits.is_checkpoint_due() {
+            checkpoint_if(self, || volume.commits.is_checkpoint_due()).await?;
+        }
+        if volume.commits.is_checkpoint_due() {
+            // The journal has little but changes that are not in tables.
+            self.flush_memtables().await?;
+            checkpoint_if(self, || volume.commits.is_checkpoint_due()).await?;
+        }
+        flush_deferred(self).await?;
+        write_durability_marker(self).await
+    }
+
+    /// Compacts, with pauses, until the volume is closed or read-only. While there is nothing to compact it waits for `rounds`, the count of maintenance rounds.
+    /// `report` receives each error. REQUIRES: the task that polls this polls the maintenance as well.
+    pub(super) async fn run_compactions(
+        &self,
+        handle: &ReactorHandle,
+        rounds: &Cell<u64>,
+        report: impl Fn(EngineError),
+    ) {
+        while !self.is_over() {
+            let before = rounds.get();
+            match self.compact_step(&RunPace { handle: Some(handle) }, false).await {
+                Ok(CompactionStep::Compacted) => {}
+                Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
+                Ok(CompactionStep::Nothing) => wait_until(|| rounds.get() != before || self.is_over()).await,
+                Err(error) => {
+                    // Buffers are for requests first.
+                    if error != EngineError::NoMemory {
+                        report(error);
+                    }
+                    handle.sleep(RETRY_DELAY).await;
+                }
+            }
+        }
+    }
+
+    /// Ends iterators that nobody has used for long, until the volume is closed or read-only.
+    pub(super) async fn run_expiry(&self, handle: &ReactorHandle) {
+        let volume = &self.volume;
+        let idle_time = volume.settings.iterator_idle;
+        while !self.is_over() {
+            volume.iterators.wait_for_iterators(|| volume.snapshots.count() > 0 || self.is_over()).await;
+            // The time stood still while there were none.
+            volume.time.store(handle.now().0, Ordering::Relaxed);
+            volume.snapshots.touch(handle.now());
+            while volume.snapshots.count() > 0 && !self.is_over() {
+                handle.sleep(Nanos(idle_time.0 / EXPIRY_LOOKS)).await;
+                volume.time.store(handle.now().0, Ordering::Relaxed);
+                if volume.snapshots.expire(handle.now(), idle_time) > 0 {
+                    volume.iterators.release_expired();
+                }
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.volume.commits.has_failed() || self.volume.compaction.is_over.load(Ordering::Relaxed)
+    }
+}
+
+/// Waits until `is_true`, which is asked when the task is polled.
+async fn wait_until(is_true: impl Fn() -> bool) {
+    poll_fn(|_| if is_true() { Poll::Ready(()) } else { Poll::Pending }).await;
+}

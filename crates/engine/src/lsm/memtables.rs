@@ -1,0 +1,274 @@
+//! The memtables of a tree: the one that takes changes, and the full ones that wait for their flush.
+//!
+//! ```text
+//!   apply ─▶ active ──full, or on request──▶ full … (newest first) ──flush──▶ tables, released
+//! ```
+//! In: durable changes in the order of the journal. Out: for readers, all memtables of one moment, by one reference; for the flush, the oldest
+//! full one. Each knows where the journal has its first change, so that the journal is released up to the oldest that was not flushed.
+//!
+//! Invariants: nothing is inserted into a full memtable; a memtable has every change after those of the one before and up to its last number. A reader takes
+//! the memtables before the version: what a flush takes away from the ones, it has added to the other before.
+
+use super::entry::TreeEntry;
+use super::memtable::Memtable;
+use super::memtable_slot::MemtableSlot;
+use super::table_meta::TableMeta;
+use crate::common::commit_queue::JournalPosition;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// The tables that a memtable became, disjoint and by key.
+pub struct FlushedTables(pub Vec<Arc<TableMeta>>);
+
+/// The slot of a memtable of a volume.
+pub type TreeSlot = MemtableSlot<FlushedTables>;
+
+/// A memtable in its place among the others. A clone refers to the same.
+#[derive(Clone)]
+pub struct PlacedMemtable {
+    /// For readers that keep it longer than one operation.
+    pub slot: Arc<TreeSlot>,
+    /// Its entries.
+    pub memtable: Arc<Memtable>,
+    /// Where the journal has its first change.
+    pub start: JournalPosition,
+}
+
+/// The memtables of one moment.
+#[derive(Clone)]
+pub struct MemtableStack {
+    /// The one that takes changes.
+    pub active: PlacedMemtable,
+    /// The full ones, the newest first, each with the number of the last change before the next one's.
+    pub full: SmallVec<[(PlacedMemtable, u64); 4]>,
+}
+
+impl MemtableStack {
+    /// All memtables, the newest first.
+    pub fn newest_first(&self) -> impl Iterator<Item = &PlacedMemtable> {
+        std::iter::once(&self.active).chain(self.full.iter().map(|(memtable, _)| memtable))
+    }
+
+    /// Where replay would begin: at the oldest memtable.
+    pub fn start(&self) -> JournalPosition {
+        self.full.last().map_or(self.active.start, |(oldest, _)| oldest.start)
+    }
+
+    /// The memory of all memtables, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.newest_first().map(|placed| placed.memtable.bytes() as u64).sum()
+    }
+}
+
+/// The memtables of a volume.
+pub struct Memtables {
+    /// The number of the last change. Held while a change is inserted, and while the active memtable becomes a full one.
+    last_number: Mutex<u64>,
+    stack: Mutex<Arc<MemtableStack>>,
+    /// The bytes at which a memtable is full.
+    bytes_max: usize,
+}
+
+fn placed(start: JournalPosition) -> PlacedMemtable {
+    let memtable = Arc::new(Memtable::default());
+    PlacedMemtable { slot: Arc::new(MemtableSlot::new(Arc::clone(&memtable))), memtable, start }
+}
+
+impl Memtables {
+    /// An empty memtable, whose changes follow `last_number` and begin at a position. One is full from `bytes_max` bytes on.
+    pub fn new(start: JournalPosition, last_number: u64, bytes_max: usize) -> Memtables {
+        let stack = MemtableStack { active: placed(start), full: SmallVec::new() };
+        Memtables { last_number: Mutex::new(last_number), stack: Mutex::new(Arc::new(stack)), bytes_max }
+    }
+
+    /// The memtables of this moment.
+    pub fn current(&self) -> Arc<MemtableStack> {
+        Arc::clone(&self.stack.lock())
+    }
+
+    /// The number of the last change that a reader finds.
+    pub fn last_number(&self) -> u64 {
+        *self.last_number.lock()
+    }
+
+    /// Applies the change with this number, of which `entry` is the entry if it has one. `position` gives where the journal has it, if the change is the first
+    /// of a memtable. False, and nothing is inserted, if there is an entry at its place. REQUIRES: changes come in the order of their numbers.
+    #[must_use]
+    pub fn apply(
+        &self,
+        number: u64,
+        entry: Option<&TreeEntry<'_>>,
+        position: impl FnOnce() -> JournalPosition,
+    ) -> bool {
+        let mut last_number = self.last_number.lock();
+        assert!(number > *last_number, "change {number} after {last_number}");
+        let mut is_inserted = true;
+        if let Some(entry) = entry {
+            let mut active = Arc::clone(&self.stack.lock().active.memtable);
+            if active.bytes() >= self.bytes_max && active.sequences().is_some() {
+                active = self.rotate_after(*last_number, position());
+            }
+            is_inserted = active.insert(entry);
+        }
+        *last_number = number;
+        is_inserted
+    }
+
+    /// Makes the active memtable a full one, unless it is empty. `position` gives where the journal has the changes that follow, and is called while none is
+    /// applied. False if it is empty.
+    pub fn rotate(&self, position: impl FnOnce() -> JournalPosition) -> bool {
+        let last_number = self.last_number.lock();
+        let is_empty = self.current().active.memtable.sequences().is_none();
+        if !is_empty {
+            self.rotate_after(*last_number, position());
+        }
+        !is_empty
+    }
+
+    /// Moves the start of an empty active memtable, without full ones before it, to `position`, called while no change is applied.
+    pub fn advance_start(&self, position: impl FnOnce() -> JournalPosition) {
+        let _last_number = self.last_number.lock();
+        let mut stack = self.stack.lock();
+        if stack.full.is_empty() && stack.active.memtable.sequences().is_none() {
+            let active = PlacedMemtable { start: position(), ..stack.active.clone() };
+            *stack = Arc::new(MemtableStack { active, full: SmallVec::new() });
+        }
+    }
+
+    /// REQUIRES: the caller has the lock of the last number.
+    fn rotate_after(&self, last_number: u64, start: JournalPosition) -> Arc<Memtable> {
+        let next = placed(start);
+        let memtable = Arc::clone(&next.memtable);
+        let mut stack = self.stack.lock();
+        let mut full = stack.full.clone();
+        full.insert(0, (stack.active.clone(), last_number));
+        *stack = Arc::new(MemtableStack { active: next, full });
+        memtable
+    }
+
+    /// The oldest full memtable, and the number of the last change before the next one's.
+    pub fn oldest_full(&self) -> Option<(PlacedMemtable, u64)> {
+        self.stack.lock().full.last().cloned()
+    }
+
+    /// Releases the oldest full memtable, which became these tables. REQUIRES: the current version has them.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn release_oldest(&self, tables: Vec<Arc<TableMeta>>) {
+        let mut stack = self.stack.lock();
+        let mut full = stack.full.clone();
+        let (oldest, _) = full.pop().expect("the caller flushed it");
+        *stack = Arc::new(MemtableStack { active: stack.active.clone(), full });
+        drop(stack);
+        drop(oldest.slot.replace(FlushedTables(tables)));
+    }
+
+    /// Drops the entries up to a number, which tables have. For replay: nothing reads beside it.
+    pub fn drop_through(&self, number: u64) {
+        let mut stack = self.stack.lock();
+        let mut full = stack.full.clone();
+        full.retain(|(_, last)| *last > number);
+        let mut active = stack.active.clone();
+        if let Some((oldest, _)) = full.last_mut() {
+            *oldest = without_through(oldest, number);
+        } else {
+            active = without_through(&active, number);
+        }
+        *stack = Arc::new(MemtableStack { active, full });
+    }
+}
+
+/// A memtable without its entries up to a number.
+fn without_through(old: &PlacedMemtable, number: u64) -> PlacedMemtable {
+    if old.memtable.sequences().is_none_or(|sequences| *sequences.start() > number) {
+        return old.clone();
+    }
+    let new = placed(old.start);
+    let mut at = old.memtable.first_from(super::entry::Position::START);
+    while let Some(index) = at {
+        let entry = old.memtable.entry(index);
+        if entry.sequence > number {
+            assert!(new.memtable.insert(&entry), "its entries have places of their own");
+        }
+        at = old.memtable.following(index);
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::entry::EntryValue;
+    use super::*;
+    use octokv_base::{UnixTime, Version};
+
+    fn entry(sequence: u64) -> TreeEntry<'static> {
+        let value = EntryValue::Inline(b"value");
+        TreeEntry { key: b"key", sequence, version: Version::NONE, expires_at: UnixTime::NEVER, value }
+    }
+
+    fn at(unit: u32) -> JournalPosition {
+        JournalPosition { unit, ..JournalPosition::default() }
+    }
+
+    fn sequences(memtables: &Memtables) -> Vec<Vec<u64>> {
+        let of = |placed: &PlacedMemtable| {
+            let mut found = Vec::new();
+            let mut next = placed.memtable.first_from(super::super::entry::Position::START);
+            while let Some(index) = next {
+                found.push(placed.memtable.entry(index).sequence);
+                next = placed.memtable.following(index);
+            }
+            found
+        };
+        memtables.current().newest_first().map(of).collect()
+    }
+
+    #[test]
+    fn a_full_memtable_gives_way_to_another_and_the_journal_is_needed_from_the_oldest_on() {
+        let memtables = Memtables::new(at(1), 10, 1);
+        for number in 11..14 {
+            assert!(memtables.apply(number, Some(&entry(number)), || at(number as u32)));
+        }
+        assert_eq!(sequences(&memtables)[0], [13]);
+        assert_eq!(memtables.last_number(), 13);
+        let through: Vec<u64> = memtables.current().full.iter().map(|(_, through)| *through).collect();
+        assert!(through.is_sorted_by(|newer, older| newer > older), "{through:?}");
+        assert_eq!(memtables.current().start(), at(1));
+        while memtables.oldest_full().is_some() {
+            memtables.release_oldest(Vec::new());
+        }
+        assert_eq!(memtables.current().start(), at(13));
+    }
+
+    #[test]
+    fn an_empty_memtable_is_not_rotated_and_its_start_moves() {
+        let memtables = Memtables::new(at(1), 10, usize::MAX);
+        assert!(!memtables.rotate(|| at(2)));
+        assert!(memtables.apply(11, None, || at(3)));
+        memtables.advance_start(|| at(4));
+        assert_eq!((memtables.current().start(), memtables.last_number()), (at(4), 11));
+        assert!(memtables.apply(12, Some(&entry(12)), || at(5)));
+        memtables.advance_start(|| at(6));
+        assert_eq!(memtables.current().start(), at(4), "it has an entry");
+        assert!(memtables.rotate(|| at(7)));
+        memtables.advance_start(|| at(8));
+        assert_eq!(memtables.current().start(), at(4), "it has a full one before it");
+    }
+
+    #[test]
+    fn replay_drops_what_tables_have() {
+        let memtables = Memtables::new(at(1), 0, usize::MAX);
+        for number in 1..=9 {
+            assert!(memtables.apply(number, Some(&entry(number)), || at(0)));
+            if number == 3 || number == 6 {
+                memtables.rotate(|| at(number as u32));
+            }
+        }
+        memtables.drop_through(4);
+        assert_eq!(sequences(&memtables), [vec![9, 8, 7], vec![6, 5]]);
+        memtables.drop_through(8);
+        assert_eq!(sequences(&memtables), [vec![9]]);
+    }
+}

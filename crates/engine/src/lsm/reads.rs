@@ -1,0 +1,258 @@
+//! Operations that change nothing: lookups, get and status; and the records of values.
+//!
+//! ```text
+//!   key ─▶ memtables, newest first ─▶ level 0, newest first ─▶ one table of each level below ─▶ entry ─▶ value: inline, or a record of a segment
+//! ```
+//! In: keys. Out: what the newest entry of each says. Invariant: a reader takes the memtables before the version, and holds the version until it has read the
+//! record, so that its segment is not given away meanwhile.
+
+use super::core::LsmCore;
+use super::entry::{EntryValue, TreeEntry, ValueAddress};
+use super::level_cursor::place_of;
+use super::table::reader::{SearchKey, TableReader};
+use super::tree_version::TreeVersion;
+use super::version_edit::LEVELS;
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::record::{LAYOUT, RecordId, UncheckedRecord, record_bytes};
+use crate::{EngineError, KeyStatus, StoredValue, ValueRange};
+use octokv_base::{Buffer, Key, UnixTime, Version};
+use octokv_device::{DeviceError, DeviceFuture};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The value of a key that was found.
+#[derive(Debug)]
+pub(super) enum FoundValue {
+    /// The key was deleted.
+    Tombstone,
+    /// These bytes of a buffer.
+    Inline(Buffer, usize),
+    /// That of a record.
+    InSegment(ValueAddress),
+}
+
+/// The newest entry of a key.
+#[derive(Debug)]
+pub(super) struct FoundEntry {
+    pub sequence: u64,
+    pub version: Version,
+    pub expires_at: UnixTime,
+    pub value: FoundValue,
+    pub value_bytes: u32,
+}
+
+/// What a lookup copies of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LookupFor {
+    /// Nothing: its length.
+    Status,
+    /// The value, if it is inline.
+    Value,
+}
+
+impl LsmCore {
+    /// The newest entry of a key with a sequence number up to `snapshot`, in `version` or in the memtables before it; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`] if a newer one may be in a part that cannot be read, or was lost. Device failures, no memory.
+    pub(super) async fn lookup(
+        &self,
+        key: &[u8],
+        snapshot: u64,
+        purpose: LookupFor,
+    ) -> Result<Option<(Arc<TreeVersion>, FoundEntry)>, EngineError> {
+        let memtables = self.volume.memtables.current();
+        let version = self.volume.versions.current();
+        let mut found = None;
+        for placed in memtables.newest_first() {
+            if let Some(entry) = placed.memtable.get(key, snapshot) {
+                found = Some(self.copy_entry(&entry, purpose)?);
+                break;
+            }
+        }
+        drop(memtables);
+        if found.is_none() {
+            found = self.lookup_in_tables(&version, key, snapshot, purpose).await?;
+        }
+        let lost = version.lost().newest_lost(key);
+        if lost.is_some_and(|lost| found.as_ref().is_none_or(|found| found.sequence <= lost)) {
+            return Err(self.corrupt(self.volume.fixed().layout.data_start_unit));
+        }
+        Ok(found.map(|found| (version, found)))
+    }
+
+    async fn lookup_in_tables(
+        &self,
+        version: &TreeVersion,
+        key: &[u8],
+        snapshot: u64,
+        purpose: LookupFor,
+    ) -> Result<Option<FoundEntry>, EngineError> {
+        let search = SearchKey::new(key);
+        let level0 = version.level0().iter().filter(|table| table.overlaps(key, key));
+        let below = (1..LEVELS).filter_map(|level| version.table_of(level, key));
+        for table in level0.chain(below) {
+            let reader = TableReader::new(self.io.clone(), place_of(table));
+            if let Some(found) = reader.get(search, snapshot).await? {
+                return self.copy_entry(&found.entry(key), purpose).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    fn copy_entry(&self, entry: &TreeEntry<'_>, purpose: LookupFor) -> Result<FoundEntry, EngineError> {
+        let (value, value_bytes) = match entry.value {
+            EntryValue::Tombstone => (FoundValue::Tombstone, 0),
+            EntryValue::InSegment(address) => (FoundValue::InSegment(address), address.value_bytes),
+            EntryValue::Inline(value) => {
+                let copied = if purpose == LookupFor::Value { value } else { &[] };
+                let mut buffer = self.pool.take(copied.len()).ok_or(EngineError::NoMemory)?;
+                buffer[..copied.len()].copy_from_slice(copied);
+                (FoundValue::Inline(buffer, copied.len()), value.len() as u32)
+            }
+        };
+        Ok(FoundEntry {
+            sequence: entry.sequence,
+            version: entry.version,
+            expires_at: entry.expires_at,
+            value,
+            value_bytes,
+        })
+    }
+
+    /// Whether a found entry has a value that has not expired.
+    pub(super) fn is_live(&self, found: &FoundEntry) -> bool {
+        !matches!(found.value, FoundValue::Tombstone)
+            && (found.expires_at == UnixTime::NEVER || self.volume.clock.now() < found.expires_at)
+    }
+
+    /// [`Engine::get_range`](crate::Engine::get_range).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn get(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        loop {
+            let found = self.lookup(key.as_bytes(), u64::MAX, LookupFor::Value).await?;
+            let Some((version, found)) = found.filter(|(_, found)| self.is_live(found)) else {
+                return Ok(None);
+            };
+            let (buffer, value) = match found.value {
+                FoundValue::Tombstone => return Ok(None),
+                FoundValue::Inline(buffer, bytes) => (buffer, 0..bytes),
+                FoundValue::InSegment(address) => {
+                    match self.read_value(&version, key.as_bytes(), address).await? {
+                        Some(read) => read,
+                        // The memtable that had the entry was flushed, and the entry replaced, before the version was taken.
+                        None => continue,
+                    }
+                }
+            };
+            let requested = range.within(value.len() as u32);
+            return Ok(Some(StoredValue {
+                buffer: buffer.into(),
+                offset: value.start as u32 + requested.start,
+                bytes: requested.end - requested.start,
+                value_bytes: value.len() as u32,
+                version: self.shown_version(found.version, found.sequence, false),
+                expires_at: found.expires_at,
+            }));
+        }
+    }
+
+    /// The version of a key whose newest entry this is. REQUIRES: it is not one that [`super::retention::ForgottenTombstones`] has ended.
+    fn shown_version(&self, version: Version, _sequence: u64, _is_hidden: bool) -> Version {
+        version
+    }
+
+    /// [`Engine::status`](crate::Engine::status).
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
+        let found = self.lookup(key.as_bytes(), u64::MAX, LookupFor::Status).await?;
+        Ok(found.filter(|(_, found)| self.is_live(found)).map(|(_, found)| KeyStatus {
+            value_bytes: found.value_bytes as usize,
+            version: found.version,
+            expires_at: found.expires_at,
+        }))
+    }
+
+    /// The units of a value's record within its segment of a version; `None` if the version has no such segment.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`] if the record would not lie in it.
+    pub(super) fn record_units(
+        &self,
+        version: &TreeVersion,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Result<Option<Range<u64>>, EngineError> {
+        let Some(segment) = version.segment(address.segment) else { return Ok(None) };
+        let extent = segment.extent();
+        let units = record_bytes(key.len(), address.value_bytes as usize).div_ceil(self.volume.unit_bytes());
+        let (start, units) = (u64::from(address.unit), units as u64);
+        if start + units > extent.units {
+            return Err(self.corrupt(extent.location));
+        }
+        Ok(Some(extent.location + start..extent.location + start + units))
+    }
+
+    /// Starts to read these units.
+    ///
+    /// # Errors
+    /// [`EngineError::NoMemory`].
+    pub(super) fn start_read(&self, units: &Range<u64>) -> Result<DeviceFuture, EngineError> {
+        let bytes = (units.end - units.start) as usize * self.volume.unit_bytes();
+        let buffer = self.pool.take(bytes).ok_or(EngineError::NoMemory)?;
+        Ok(self.device.read(self.volume.lba(units.start), buffer))
+    }
+
+    /// The range of the value in the bytes of its record, if that is the one.
+    ///
+    /// # Errors
+    /// [`EngineError::Corrupt`].
+    pub(super) fn check_record(
+        &self,
+        bytes: &[u8],
+        location: u64,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Result<Range<usize>, EngineError> {
+        let checked = || {
+            let (header, found_key) = UncheckedRecord { bytes, location }.header().ok()?;
+            let is_it = header.identity == self.record_id(address, location) && found_key == key;
+            let is_skipped = bug_injection::is_injected(InjectedBug::SkipKeyCompare);
+            let value = header.value_range(bytes).ok()?;
+            ((is_it || is_skipped) && value.len() == address.value_bytes as usize).then_some(value)
+        };
+        checked().ok_or_else(|| self.corrupt(location))
+    }
+
+    /// Reads the value of a record; `None` if the version has no such segment.
+    ///
+    /// # Errors
+    /// As for [`Engine::get_range`](crate::Engine::get_range).
+    pub(super) async fn read_value(
+        &self,
+        version: &TreeVersion,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Result<Option<(Buffer, Range<usize>)>, EngineError> {
+        let Some(units) = self.record_units(version, key, address)? else { return Ok(None) };
+        let buffer = self.start_read(&units)?.await.into_read();
+        let buffer = buffer.map_err(|error: DeviceError| self.io.failed(error))?;
+        let value = self.check_record(&buffer, units.start, key, address)?;
+        Ok(Some((buffer, value)))
+    }
+
+    /// The identity of the record of a value: no other record of the volume has or had it, since numbers of segments are not used again.
+    pub(super) fn record_id(&self, address: ValueAddress, location: u64) -> RecordId {
+        let sequence = u64::from(address.segment) << 32 | u64::from(address.unit);
+        RecordId { volume_id: self.volume.fixed().volume_id, sequence, location }
+    }
+
+    /// Where the buffer of a record of a key has the value.
+    pub(super) fn value_offset(key: &[u8]) -> usize {
+        LAYOUT.value_offset(key.len())
+    }
+}

@@ -1,0 +1,142 @@
+//! Values that a compaction moves out of segments that are mostly dead: read in the order of keys, and written into new segments in that order.
+//!
+//! In: a key and the bytes of a value's record. Out: the value's new address, and when all are moved, the new segments, sealed. Invariant: a record is written once, in
+//! whole units; a mover that is not finished is given up before its space is used again.
+
+use super::core::LsmCore;
+use super::entry::ValueAddress;
+use super::table::run_writer::RunWriter;
+use super::table_meta::{SegmentMeta, SegmentSeal};
+use crate::EngineError;
+use crate::common::allocator::Extent;
+use crate::common::record::{self, NewRecord, RecordFormat, RecordMeta, record_bytes};
+use octokv_device::DeviceError;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A segment that is being written.
+struct OpenRun {
+    id: u32,
+    run: Extent,
+    writer: RunWriter,
+    next_unit: u64,
+    record_bytes: u64,
+}
+
+/// Segments that a compaction has written.
+pub(super) type MovedSegments = Vec<(Arc<SegmentMeta>, SegmentSeal)>;
+
+/// Writes values into new segments.
+pub(super) struct ValueMover<'a> {
+    core: &'a LsmCore,
+    open: Option<OpenRun>,
+    finished: Vec<(u32, Extent, SegmentSeal)>,
+    scratch: Vec<u8>,
+}
+
+impl<'a> ValueMover<'a> {
+    /// Has moved nothing.
+    pub(super) fn new(core: &'a LsmCore) -> ValueMover<'a> {
+        ValueMover { core, open: None, finished: Vec::new(), scratch: Vec::new() }
+    }
+
+    /// Writes a value to its new place.
+    ///
+    /// # Errors
+    /// The device's, no memory, and [`DeviceError::NoSpace`]. The mover can then only be given up.
+    pub(super) async fn push(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        meta: RecordMeta,
+    ) -> Result<ValueAddress, EngineError> {
+        let volume = &self.core.volume;
+        let unit_bytes = volume.unit_bytes();
+        let units = record_bytes(key.len(), value.len()).div_ceil(unit_bytes) as u64;
+        if self.open.as_ref().is_some_and(|open| open.next_unit + units > open.run.units) {
+            self.finish_run().await?;
+        }
+        if self.open.is_none() {
+            self.open = Some(self.begin(units)?);
+        }
+        let open = self.open.as_mut().expect("opened above");
+        let address =
+            ValueAddress { segment: open.id, unit: open.next_unit as u32, value_bytes: value.len() as u32 };
+        let location = open.run.location + open.next_unit;
+        self.scratch.clear();
+        self.scratch.resize(units as usize * unit_bytes, 0);
+        let offset = LsmCore::value_offset(key);
+        self.scratch[offset..offset + value.len()].copy_from_slice(value);
+        let new = NewRecord {
+            format: RecordFormat::V2,
+            identity: self.core.record_id(address, location),
+            namespace: volume.fixed().namespace,
+            key,
+            value_bytes: value.len(),
+            stored_bytes: value.len(),
+            meta,
+        };
+        record::encode(&mut self.scratch, &new);
+        open.writer.append(&self.scratch).await?;
+        open.next_unit += units;
+        open.record_bytes += (key.len() + value.len()) as u64;
+        volume.compaction.moved_values.fetch_add(1, Ordering::Relaxed);
+        volume.compaction.moved_bytes.fetch_add(self.scratch.len() as u64, Ordering::Relaxed);
+        Ok(address)
+    }
+
+    fn begin(&self, units: u64) -> Result<OpenRun, EngineError> {
+        let volume = &self.core.volume;
+        let mut wanted = (volume.settings.segment_bytes / volume.unit_bytes() as u64).max(units);
+        loop {
+            if let Some(run) = volume.allocate(wanted, false) {
+                let writer = RunWriter::new(self.core.io.clone(), run);
+                let id = volume.next_segment_id();
+                return Ok(OpenRun { id, run, writer, next_unit: 0, record_bytes: 0 });
+            }
+            if wanted == units {
+                return Err(DeviceError::NoSpace.into());
+            }
+            wanted = (wanted / 2).max(units);
+        }
+    }
+
+    async fn finish_run(&mut self) -> Result<(), EngineError> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        if let Err(error) = open.writer.finish().await {
+            self.core.volume.release(open.run);
+            return Err(error);
+        }
+        let used = Extent { location: open.run.location, units: open.next_unit };
+        self.core
+            .volume
+            .release(Extent { location: open.run.location + used.units, units: open.run.units - used.units });
+        let seal = SegmentSeal { record_bytes: open.record_bytes, last_sequence: 0 };
+        self.finished.push((open.id, used, seal));
+        Ok(())
+    }
+
+    /// Writes the rest, and gives the segments. Nothing is flushed.
+    ///
+    /// # Errors
+    /// As for [`ValueMover::push`].
+    pub(super) async fn finish(mut self) -> Result<MovedSegments, EngineError> {
+        if let Err(error) = self.finish_run().await {
+            self.give_up().await;
+            return Err(error);
+        }
+        let volume = &self.core.volume;
+        let meta = |(id, extent, seal)| (volume.segment_meta(id, extent), seal);
+        Ok(self.finished.into_iter().map(meta).collect())
+    }
+
+    /// Gives up the segments and their space.
+    pub(super) async fn give_up(mut self) {
+        let volume = &self.core.volume;
+        if let Some(mut open) = self.open.take() {
+            open.writer.settle().await;
+            volume.release(open.run);
+        }
+        self.finished.drain(..).for_each(|(_, extent, _)| volume.release(extent));
+    }
+}

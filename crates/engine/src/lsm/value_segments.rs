@@ -1,0 +1,165 @@
+//! The value segment to which puts write: its free end, and when it is sealed.
+//!
+//! ```text
+//!   open ──no room for a record──▶ closed ──its last write has ended──▶ ready ──edit──▶ sealed
+//! ```
+//! In: segments that an edit has added, lengths of records. Out: the space of each record, and the segments to be sealed. All cores write to one segment, so that the
+//! records of a batch lie side by side and leave as one write.
+//!
+//! Invariants: two records share no unit; a segment is ready when no record of it is being written or waits for its batch, so that every number of a change that
+//! refers to it is at most that of the last applied change. Tested below.
+
+use super::entry::ValueAddress;
+use super::table_meta::SegmentMeta;
+use crate::common::allocator::Extent;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A segment to which records are, or were, written.
+struct WrittenSegment {
+    meta: Arc<SegmentMeta>,
+    /// The first unit without a record.
+    next_unit: u64,
+    /// Records that are being written.
+    writes: usize,
+    /// The bytes of the keys and values of those that were.
+    record_bytes: u64,
+}
+
+#[derive(Default)]
+struct SegmentTable {
+    open: Option<WrittenSegment>,
+    closed: Vec<WrittenSegment>,
+    /// With the bytes of their records.
+    ready: Vec<(u32, u64)>,
+}
+
+/// The segments to which puts write.
+#[derive(Default)]
+pub struct ValueSegments {
+    table: Mutex<SegmentTable>,
+}
+
+/// The space of one record, and the promise to say how its write ended.
+pub struct RecordSpace<'a> {
+    segments: &'a ValueSegments,
+    /// The address of the value.
+    pub address: ValueAddress,
+    /// The units of the record.
+    pub extent: Extent,
+    /// The bytes of key and value, once the change is committed.
+    stored_bytes: u64,
+}
+
+impl ValueSegments {
+    /// The space for a record of so many units; `None` if the open segment has no room for it.
+    pub fn reserve(&self, units: u64, value_bytes: u32) -> Option<RecordSpace<'_>> {
+        let mut table = self.table.lock();
+        let open = table.open.as_mut()?;
+        let extent = open.meta.extent();
+        if open.next_unit + units > extent.units {
+            return None;
+        }
+        // Units of a segment have 32 bits.
+        let address = ValueAddress { segment: open.meta.id(), unit: open.next_unit as u32, value_bytes };
+        let location = extent.location + open.next_unit;
+        open.next_unit += units;
+        open.writes += 1;
+        Some(RecordSpace { segments: self, address, extent: Extent { location, units }, stored_bytes: 0 })
+    }
+
+    /// Opens a segment, which the current version has, in place of the one that is open.
+    pub fn open(&self, meta: Arc<SegmentMeta>) {
+        let mut table = self.table.lock();
+        let opened = WrittenSegment { meta, next_unit: 0, writes: 0, record_bytes: 0 };
+        if let Some(before) = table.open.replace(opened) {
+            table.close(before);
+        }
+    }
+
+    /// Closes the open segment.
+    pub fn close(&self) {
+        let mut table = self.table.lock();
+        if let Some(open) = table.open.take() {
+            table.close(open);
+        }
+    }
+
+    /// The segments that became ready since the last call, with the bytes of the keys and values of their records: for the next edit to seal.
+    pub fn take_ready(&self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.table.lock().ready)
+    }
+
+    fn end_write(&self, segment: u32, stored_bytes: u64) {
+        let mut table = self.table.lock();
+        if let Some(open) = table.open.as_mut().filter(|open| open.meta.id() == segment) {
+            open.writes -= 1;
+            open.record_bytes += stored_bytes;
+            return;
+        }
+        let index = table.closed.iter().position(|closed| closed.meta.id() == segment);
+        let index = index.expect("a segment stays closed until its writes have ended");
+        let closed = &mut table.closed[index];
+        closed.writes -= 1;
+        closed.record_bytes += stored_bytes;
+        if closed.writes == 0 {
+            let closed = table.closed.swap_remove(index);
+            table.ready.push((segment, closed.record_bytes));
+        }
+    }
+}
+
+impl SegmentTable {
+    fn close(&mut self, segment: WrittenSegment) {
+        match segment.writes {
+            0 => self.ready.push((segment.meta.id(), segment.record_bytes)),
+            _ => self.closed.push(segment),
+        }
+    }
+}
+
+impl RecordSpace<'_> {
+    /// The change that refers to the record, whose key has so many bytes, is committed.
+    pub fn committed(mut self, key_bytes: usize) {
+        self.stored_bytes = key_bytes as u64 + u64::from(self.address.value_bytes);
+    }
+}
+
+impl Drop for RecordSpace<'_> {
+    fn drop(&mut self) {
+        self.segments.end_write(self.address.segment, self.stored_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reclaim::ReclaimQueue;
+    use super::*;
+
+    fn segment(id: u32, units: u64) -> Arc<SegmentMeta> {
+        SegmentMeta::new(id, Extent { location: 100 * u64::from(id), units }, &ReclaimQueue::new())
+    }
+
+    #[test]
+    fn records_lie_side_by_side_and_a_segment_is_ready_when_its_last_write_has_ended() {
+        let segments = ValueSegments::default();
+        assert!(segments.reserve(1, 10).is_none(), "none is open");
+        segments.open(segment(1, 5));
+        let first = segments.reserve(2, 10).unwrap();
+        let second = segments.reserve(3, 20).unwrap();
+        assert_eq!(
+            (first.extent, second.extent),
+            (Extent { location: 100, units: 2 }, Extent { location: 102, units: 3 })
+        );
+        assert_eq!(second.address, ValueAddress { segment: 1, unit: 2, value_bytes: 20 });
+        assert!(segments.reserve(1, 10).is_none(), "it is full");
+        first.committed(4);
+        segments.open(segment(2, 5));
+        assert_eq!(segments.take_ready(), [], "a write goes on");
+        drop(second);
+        assert_eq!(segments.take_ready(), [(1, 14)], "the second failed");
+        assert_eq!(segments.take_ready(), []);
+        segments.close();
+        assert_eq!(segments.take_ready(), [(2, 0)]);
+    }
+}

@@ -1,0 +1,391 @@
+//! The state of an open volume of the ordered engine that all cores share: memtables, versions, free space, journal.
+//!
+//! Each part has its own lock, held for a few memory accesses and never across an await.
+
+use super::iterator_list::IteratorList;
+use super::journal::{ChangeContents, JournalChange};
+use super::journal_room::JournalRoom;
+use super::memtables::Memtables;
+use super::retention::ForgottenTombstones;
+use super::settings::TreeSettings;
+use super::snapshots::SnapshotList;
+use super::superblock::LsmSuperblock;
+use super::table::cache::TableCache;
+use super::table_meta::{SegmentMeta, TableMeta};
+use super::tree_version::TreeVersion;
+use super::value_segments::ValueSegments;
+use super::version_set::VersionSet;
+use crate::common::abandoned::AbandonedCount;
+use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
+use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
+use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
+use crate::common::record;
+use crate::lsm::compaction::TreeCompaction;
+use crate::lsm::compaction_choice::ChoiceState;
+use crate::{CompactionStatistics, EngineStatistics, OpenConfig, VolumeInfo, WallClock};
+use octokv_base::{Key, Lba, Nanos, RingPosition, Version};
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Shards of the key locks: cores that write different keys rarely contend.
+const KEY_LOCK_SHARDS: usize = 64;
+/// Numbers of tables and segments that an opening leaves out: a crash may have left some that no version has.
+const IDS_PER_OPENING: u32 = 64;
+
+/// What edits need besides the versions.
+pub(super) struct EditState {
+    /// Edits of which a part may be in the journal, and which are not in the current version.
+    pub in_progress: AtomicUsize,
+    /// The number of the last change that is a part of an edit.
+    pub last_part: AtomicU64,
+    /// The number of the last change whose edit is in the current version. Locked while one is installed.
+    pub installed: Mutex<u64>,
+    next_edit: AtomicU64,
+}
+
+/// The compactions of a volume.
+#[derive(Default)]
+pub(super) struct CompactionState {
+    pub choice: Mutex<ChoiceState>,
+    pub running: Mutex<Vec<Arc<TreeCompaction>>>,
+    pub is_over: AtomicBool,
+    pub compactions: AtomicU64,
+    pub written_bytes: AtomicU64,
+    pub moved_values: AtomicU64,
+    pub moved_bytes: AtomicU64,
+    pub flushes: AtomicU64,
+    pub flushed_bytes: AtomicU64,
+}
+
+/// An open volume.
+pub struct LsmVolume {
+    pub(super) superblock: Mutex<LsmSuperblock>,
+    fixed: LsmSuperblock,
+    unit_blocks: u64,
+    /// The number of the first change of this opening.
+    first_change: u64,
+    pub(super) settings: TreeSettings,
+    pub(super) memtables: Memtables,
+    pub(super) versions: VersionSet,
+    pub(super) segments: ValueSegments,
+    pub(super) snapshots: Arc<SnapshotList>,
+    pub(super) iterators: IteratorList,
+    pub(super) cache: Arc<TableCache>,
+    pub(super) space: SpaceAllocator,
+    pub(super) commits: CommitQueue<JournalChange>,
+    pub(super) journal_room: JournalRoom,
+    key_locks: [KeyLocks; KEY_LOCK_SHARDS],
+    /// Group commit's, and those of edits: while one is held, the volume is not idle.
+    pub(super) maintenance_locks: KeyLocks,
+    /// Of work that may be dropped at any time but while it holds one of the others.
+    pub(super) work_locks: KeyLocks,
+    /// Operations of all cores whose callers dropped them.
+    pub(super) abandoned: AbandonedCount,
+    pub(super) edits: EditState,
+    pub(super) compaction: CompactionState,
+    next_table_id: AtomicU64,
+    next_segment_id: AtomicU32,
+    /// Whether a write ever had a version: then a put has to know that of its key.
+    has_versions: AtomicBool,
+    pub(super) forgotten: Mutex<ForgottenTombstones>,
+    /// The clock of expiry.
+    pub(super) clock: WallClock,
+    /// The time by which iterators are idle, as maintenance has last seen it.
+    pub(super) time: AtomicU64,
+    used_bytes: Arc<AtomicU64>,
+    checkpoints: AtomicU64,
+    checkpoint_attempts: AtomicU64,
+}
+
+/// The recovered parts of a volume.
+pub(super) struct TreeState {
+    pub memtables: Memtables,
+    pub versions: VersionSet,
+    pub space: SpaceAllocator,
+    pub position: JournalPosition,
+    pub has_versions: bool,
+    /// The number of the last change whose edit is in the version.
+    pub installed: u64,
+}
+
+/// The free space of a data area in which these extents are used; `None` if one does not fit.
+pub(super) fn space_beside(
+    superblock: &LsmSuperblock,
+    used: impl Iterator<Item = Extent>,
+) -> Option<SpaceAllocator> {
+    let layout = &superblock.layout;
+    // One partition: runs are long.
+    let space = SpaceAllocator::new(layout.data_start_unit, layout.data_units, 1, FitPolicy::First);
+    let mut used = used;
+    used.all(|extent| space.mark_used(extent)).then_some(space)
+}
+
+impl LsmVolume {
+    pub(super) fn new(
+        superblock: LsmSuperblock,
+        state: TreeState,
+        block_bytes: u32,
+        config: OpenConfig,
+        settings: TreeSettings,
+    ) -> Arc<LsmVolume> {
+        let layout = &superblock.layout;
+        let (last_table_id, last_segment_id) = {
+            let version = state.versions.current();
+            (version.last_table_id(), version.last_segment_id())
+        };
+        let volume = LsmVolume {
+            fixed: superblock,
+            unit_blocks: u64::from(layout.unit_bytes / block_bytes),
+            first_change: state.position.entry,
+            memtables: state.memtables,
+            versions: state.versions,
+            segments: ValueSegments::default(),
+            snapshots: SnapshotList::new(settings.snapshots_max),
+            iterators: IteratorList::new(config.cores),
+            cache: Arc::new(TableCache::new(settings.cache_bytes)),
+            space: state.space,
+            commits: CommitQueue::new(
+                state.position,
+                JournalConfig {
+                    ring_units: layout.journal_units,
+                    unit_bytes: layout.unit_bytes,
+                    volume_id: superblock.volume_id,
+                    incarnation: superblock.incarnation,
+                    durability: config.durability,
+                    record_units: layout.data_units,
+                },
+            ),
+            journal_room: JournalRoom::new(layout.journal_units, layout.unit_bytes),
+            key_locks: std::array::from_fn(|_| KeyLocks::default()),
+            maintenance_locks: KeyLocks::default(),
+            work_locks: KeyLocks::default(),
+            abandoned: AbandonedCount::default(),
+            edits: EditState {
+                in_progress: AtomicUsize::new(0),
+                last_part: AtomicU64::new(state.installed),
+                installed: Mutex::new(state.installed),
+                next_edit: AtomicU64::new(u64::from(superblock.incarnation) << 32),
+            },
+            compaction: CompactionState::default(),
+            next_table_id: AtomicU64::new(last_table_id + u64::from(IDS_PER_OPENING)),
+            next_segment_id: AtomicU32::new(last_segment_id + IDS_PER_OPENING),
+            has_versions: AtomicBool::new(state.has_versions),
+            forgotten: Mutex::new(superblock.forgotten),
+            clock: config.clock,
+            time: AtomicU64::new(0),
+            used_bytes: Arc::default(),
+            checkpoints: AtomicU64::new(0),
+            checkpoint_attempts: AtomicU64::new(0),
+            superblock: Mutex::new(superblock),
+            settings,
+        };
+        volume.note_used_space();
+        Arc::new(volume)
+    }
+
+    pub(super) fn info(&self) -> VolumeInfo {
+        VolumeInfo {
+            id: self.fixed.volume_id,
+            value_bytes_max: self.value_bytes_max(),
+            capacity_bytes: self.capacity_bytes(),
+            record_layout: record::LAYOUT,
+            has_iterators: true,
+        }
+    }
+    pub(super) fn value_bytes_max(&self) -> usize {
+        self.fixed.value_bytes_max as usize
+    }
+    fn capacity_bytes(&self) -> u64 {
+        self.space.units() * u64::from(self.fixed.layout.unit_bytes)
+    }
+    pub(super) fn used_bytes(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.used_bytes)
+    }
+    pub(super) fn unit_bytes(&self) -> usize {
+        self.fixed.layout.unit_bytes as usize
+    }
+    /// The superblock as it was at the opening.
+    pub(super) fn fixed(&self) -> &LsmSuperblock {
+        &self.fixed
+    }
+    pub(super) fn lba(&self, unit: u64) -> Lba {
+        Lba(unit * self.unit_blocks)
+    }
+    /// The time by which iterators are idle.
+    pub(super) fn time(&self) -> Nanos {
+        Nanos(self.time.load(Ordering::Relaxed))
+    }
+
+    /// The opening that wrote the batch at a position of the journal, or an earlier one.
+    pub(super) fn incarnation_of(&self, position: JournalPosition) -> u32 {
+        match position.entry < self.first_change {
+            true => self.fixed.checkpoint.incarnation,
+            false => self.fixed.incarnation,
+        }
+    }
+
+    /// The number of the next edit.
+    pub(super) fn next_edit(&self) -> u64 {
+        self.edits.next_edit.fetch_add(1, Ordering::Relaxed)
+    }
+    /// A number for a table: none had it before.
+    pub(super) fn next_table_id(&self) -> u64 {
+        self.next_table_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+    /// A number for a segment: none had it before.
+    pub(super) fn next_segment_id(&self) -> u32 {
+        self.next_segment_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Whether a put without a version has to know that of its key.
+    pub(super) fn has_versions(&self) -> bool {
+        self.has_versions.load(Ordering::Acquire)
+    }
+    /// A write with a version begins.
+    pub(super) fn note_version(&self) {
+        if !self.has_versions() {
+            self.has_versions.store(true, Ordering::Release);
+        }
+    }
+
+    /// Locks a key for a writer.
+    ///
+    /// # Errors
+    /// The waiter for the lock, which another writer has.
+    #[inline]
+    pub(super) fn lock_key(&self, key: &Key) -> Result<KeyGuard<'_>, KeyWaiter<'_>> {
+        let hash = self.hash(key);
+        // Not the number that no lock has.
+        self.key_locks[hash as usize % KEY_LOCK_SHARDS].lock_or_queue(hash >> 1)
+    }
+
+    fn hash(&self, key: &Key) -> u64 {
+        RingPosition::of_bytes(key.as_bytes(), self.fixed.hash_seed).0 as u64
+    }
+
+    /// Applies a durable change. REQUIRES: changes come in the order of their numbers.
+    pub(super) fn apply(&self, change: &JournalChange, number: u64) {
+        let position = || self.commits.replay_from();
+        let is_applied = match change.contents(number) {
+            ChangeContents::Entry(entry) => self.memtables.apply(number, Some(&entry), position),
+            ChangeContents::EditPart(_) => {
+                self.edits.last_part.store(number, Ordering::Release);
+                self.memtables.apply(number, None, position)
+            }
+            ChangeContents::Cancelled => self.memtables.apply(number, None, position),
+        };
+        assert!(is_applied, "change {number} has a place of its own");
+    }
+
+    /// Allocates a run of units. With `spares`, it leaves the space that only flushes and compactions take.
+    pub(super) fn allocate(&self, units: u64, spares: bool) -> Option<Extent> {
+        self.release_reclaimed();
+        let reserve_units = if spares { self.reserve_units() } else { 0 };
+        if self.space.free_units() < units + reserve_units {
+            return None;
+        }
+        let extent = self.space.allocate(0, &Cell::new(0), units);
+        self.note_used_space();
+        extent
+    }
+
+    /// The units that only flushes and compactions take.
+    pub(super) fn reserve_units(&self) -> u64 {
+        self.settings.reserve_bytes / self.unit_bytes() as u64
+    }
+
+    /// Gives back space that nothing refers to, or that was allocated and not used.
+    pub(super) fn release(&self, extent: Extent) {
+        if extent.units > 0 {
+            self.space.release(extent);
+            self.note_used_space();
+        }
+    }
+
+    /// Gives back the space to which no version refers any more.
+    pub(super) fn release_reclaimed(&self) {
+        let reclaimed = self.versions.reclaim().take();
+        if !reclaimed.is_empty() {
+            reclaimed.into_iter().for_each(|extent| self.space.release(extent));
+            self.note_used_space();
+        }
+    }
+
+    fn note_used_space(&self) {
+        let used_units = self.space.units() - self.space.free_units();
+        self.used_bytes.store(used_units * u64::from(self.fixed.layout.unit_bytes), Ordering::Relaxed);
+    }
+
+    /// Whether no change is in flight to the journal, no checkpoint is being written, no edit, and no abandoned operation runs. A flush or compaction that
+    /// has written no edit yet may be dropped.
+    pub fn is_idle(&self) -> bool {
+        self.commits.is_idle()
+            && self.abandoned.is_zero()
+            && (self.commits.has_failed() || self.maintenance_locks.is_free())
+    }
+
+    /// Whether a journal write failed, so that nothing is written until the next opening.
+    pub fn is_read_only(&self) -> bool {
+        self.commits.has_failed()
+    }
+
+    /// A checkpoint number that no earlier attempt of this volume had.
+    pub(super) fn next_checkpoint_id(&self) -> u64 {
+        let attempts = self.checkpoint_attempts.fetch_add(1, Ordering::Relaxed);
+        (u64::from(self.fixed.incarnation) << 24) + attempts + 1
+    }
+
+    pub(super) fn count_checkpoint(&self) {
+        self.checkpoints.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The current version, for statistics and tests.
+    pub fn version(&self) -> Arc<TreeVersion> {
+        self.versions.current()
+    }
+
+    /// The metadata of the tables and segments that a version refers to ends with it.
+    pub(super) fn segment_meta(&self, id: u32, extent: Extent) -> Arc<SegmentMeta> {
+        SegmentMeta::new(id, extent, self.versions.reclaim())
+    }
+
+    /// The metadata of a table that was written.
+    pub(super) fn table_meta(&self, fields: &super::table_meta::TableFields) -> Arc<TableMeta> {
+        TableMeta::new(fields, self.versions.reclaim())
+    }
+
+    /// The current statistics. The number of keys is that of entries less twice the tombstones: a key that was overwritten counts more than once until its
+    /// entries are compacted.
+    pub fn statistics(&self) -> EngineStatistics {
+        let version = self.versions.current();
+        let (mut entries, mut tombstones) = (0, 0);
+        for (_, table) in version.tables() {
+            entries += table.entries();
+            tombstones += table.tombstones();
+        }
+        let memtables = self.memtables.current();
+        entries += memtables.newest_first().map(|placed| placed.memtable.entries() as u64).sum::<u64>();
+        let compaction = &self.compaction;
+        EngineStatistics {
+            keys: entries.saturating_sub(2 * tombstones),
+            capacity_bytes: self.capacity_bytes(),
+            used_bytes: self.used_bytes.load(Ordering::Relaxed),
+            index_bytes: memtables.bytes() + self.cache.used_bytes(),
+            journal_batches: self.commits.batches_written(),
+            checkpoints: self.checkpoints.load(Ordering::Relaxed),
+            compaction: CompactionStatistics {
+                moved_records: compaction.moved_values.load(Ordering::Relaxed),
+                moved_bytes: compaction.moved_bytes.load(Ordering::Relaxed),
+                ..CompactionStatistics::default()
+            },
+            ..EngineStatistics::default()
+        }
+    }
+
+    /// No write of a version below this one will come.
+    pub(super) fn forget_below(&self) -> Version {
+        self.forgotten.lock().below
+    }
+}
