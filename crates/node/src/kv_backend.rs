@@ -331,7 +331,7 @@ mod tests {
     }
 
     fn next(iterator: &IteratorHandle, limit_bytes: u32, pairs_max: u32) -> RequestOperation {
-        RequestOperation::NextPairs { iterator: iterator.clone(), limit_bytes, pairs_max }
+        RequestOperation::NextPairs { iterator: iterator.clone().into(), limit_bytes, pairs_max }
     }
 
     fn keys(outcome: RequestOutcome) -> (Vec<u8>, bool) {
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(keys(run(&backend, next(&iterator, 8 + 112 + 109, 9))), (b"cd".to_vec(), false));
         assert_eq!(keys(run(&backend, next(&iterator, 4096, 9))), (b"e".to_vec(), true));
         assert_eq!(keys(run(&backend, next(&iterator, 8, 9))), (Vec::new(), true));
-        let seek = RequestOperation::SeekIterator { iterator: iterator.clone(), key: key(b"cc") };
+        let seek = RequestOperation::SeekIterator { iterator: iterator.clone().into(), key: key(b"cc") };
         assert!(matches!(run(&backend, seek), RequestOutcome::Sought));
         assert_eq!(keys(run(&backend, next(&iterator, 4096, 9))), (b"de".to_vec(), true));
     }

@@ -11,6 +11,7 @@
 
 use crate::config::SubsystemConfig;
 use crate::io_request::{IteratorHandle, RequestOperation, StoreMode};
+use crate::iterator_turns::{IteratorTurn, IteratorTurns};
 use crate::namespace_info::NamespaceInfo;
 use octokv_base::{DataBuffer, Key, Lba, NamespaceId, RecordLayout};
 use octokv_wire::fabrics::ControllerConfiguration;
@@ -19,6 +20,7 @@ use octokv_wire::kv::KvCommand;
 use octokv_wire::nvm::NvmCommand;
 use octokv_wire::vendor::VendorCommand;
 use octokv_wire::{SglKind, Status};
+use std::sync::Arc;
 
 /// The inputs of checking a command, besides its SQE: the same for all commands of a namespace that arrive together.
 #[derive(Clone, Copy)]
@@ -107,8 +109,9 @@ impl PendingKvCommand {
 pub(crate) enum PendingIteratorCommand {
     /// Create; the data is the bounds.
     Create { reverse: bool, keys_only: bool, namespace_serial: u64 },
-    /// Seek; the data is the key.
-    Seek(IteratorHandle),
+    /// Seek; the data is the key. `turn`, which has come, is `None` while the data is requested: the host may send it behind
+    /// other commands on the iterator.
+    Seek { handle: IteratorHandle, turns: Arc<IteratorTurns>, turn: Option<IteratorTurn> },
 }
 
 /// An NVM command that waits for its data.

@@ -82,6 +82,7 @@ impl Connection {
             connect_error: None,
             within_connection_limit,
             buffer_wait_pool: None,
+            waiting_turn: None,
             last_tick_at: now,
             last_activity_at: now,
         }

@@ -5,12 +5,15 @@
 //! entry here is gone and no command uses it. At most `iterators_max` at a time.
 
 use crate::io_request::IteratorHandle;
+use crate::iterator_turns::IteratorTurns;
 use octokv_base::{NamespaceId, Nanos};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 #[derive(Debug)]
 struct ControllerIterator {
     handle: IteratorHandle,
+    turns: Arc<IteratorTurns>,
     namespace: NamespaceId,
     used_at: Nanos,
 }
@@ -36,15 +39,21 @@ impl ControllerIterators {
                 break;
             }
         }
-        self.iterators.insert(self.last_id, ControllerIterator { handle, namespace, used_at: now });
+        let added = ControllerIterator { handle, turns: Arc::default(), namespace, used_at: now };
+        self.iterators.insert(self.last_id, added);
         self.last_id
     }
 
-    /// The iterator of an identifier on a namespace, which is used now.
-    pub fn find(&mut self, id: u32, namespace: NamespaceId, now: Nanos) -> Option<IteratorHandle> {
+    /// The iterator of an identifier on a namespace, which is used now, with its turns.
+    pub fn find(
+        &mut self,
+        id: u32,
+        namespace: NamespaceId,
+        now: Nanos,
+    ) -> Option<(IteratorHandle, Arc<IteratorTurns>)> {
         let found = self.iterators.get_mut(&id).filter(|iterator| iterator.namespace == namespace)?;
         found.used_at = found.used_at.max(now);
-        Some(found.handle.clone())
+        Some((found.handle.clone(), Arc::clone(&found.turns)))
     }
 
     /// Removes an iterator. The caller drops it, not under the lock of these: its end may take a while.
@@ -82,7 +91,6 @@ impl ControllerIterators {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     const ONE: NamespaceId = NamespaceId(1);
     const TWO: NamespaceId = NamespaceId(2);

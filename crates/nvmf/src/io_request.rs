@@ -5,9 +5,11 @@
 //! [`Connection::complete`](crate::Connection::complete), also after the connection has closed. Only a
 //! shutdown has several requests in one slot: a flush of each namespace.
 
+use crate::iterator_turns::{IteratorTurn, IteratorTurns};
 use octokv_base::{Buffer, DataBuffer, Key, Lba, NamespaceId};
 use std::any::Any;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 pub use octokv_wire::kv::StoreMode;
@@ -32,6 +34,35 @@ pub struct IteratorHandle(pub Arc<dyn Any + Send + Sync>);
 impl fmt::Debug for IteratorHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("IteratorHandle")
+    }
+}
+
+/// An iterator for one command, whose turn it is until this is dropped.
+#[derive(Debug)]
+pub struct IteratorCall {
+    handle: IteratorHandle,
+    _turn: IteratorTurn,
+}
+
+impl IteratorCall {
+    /// REQUIRES: the turn is one of this iterator and has come.
+    pub(crate) fn new(handle: IteratorHandle, turn: IteratorTurn) -> IteratorCall {
+        IteratorCall { handle, _turn: turn }
+    }
+}
+
+impl Deref for IteratorCall {
+    type Target = IteratorHandle;
+
+    fn deref(&self) -> &IteratorHandle {
+        &self.handle
+    }
+}
+
+impl From<IteratorHandle> for IteratorCall {
+    /// A call in no order with others: for tests of backends.
+    fn from(handle: IteratorHandle) -> IteratorCall {
+        IteratorCall::new(handle, Arc::<IteratorTurns>::default().take())
     }
 }
 
@@ -90,19 +121,19 @@ pub enum RequestOperation {
     },
     /// Creates an iterator over what the namespace has now.
     CreateIterator(Box<IteratorRequest>),
-    /// Reads the next pairs of an iterator. Those of one iterator are executed in their order.
+    /// Reads the next pairs of an iterator. No other request of that iterator exists meanwhile.
     NextPairs {
         /// The iterator.
-        iterator: IteratorHandle,
+        iterator: IteratorCall,
         /// The longest list of pairs in bytes, its header included.
         limit_bytes: u32,
         /// The most pairs, at least 1.
         pairs_max: u32,
     },
-    /// Moves an iterator to the first key from `key` on, in its direction.
+    /// Moves an iterator to the first key from `key` on, in its direction. No other request of that iterator exists meanwhile.
     SeekIterator {
         /// The iterator.
-        iterator: IteratorHandle,
+        iterator: IteratorCall,
         /// The key; it need not exist.
         key: Key,
     },

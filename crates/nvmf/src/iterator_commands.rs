@@ -8,23 +8,26 @@ use crate::command_plan::{
     PendingIteratorCommand,
 };
 use crate::controller::Controller;
-use crate::io_request::{IteratorHandle, IteratorRequest, RequestOperation, RequestOutcome};
+use crate::io_request::{IteratorCall, IteratorHandle, IteratorRequest, RequestOperation, RequestOutcome};
+use crate::iterator_turns::IteratorTurn;
 use crate::kv_commands;
 use octokv_base::{Key, NamespaceId, Nanos};
-use octokv_wire::Status;
 use octokv_wire::iterator::{IteratorBounds, IteratorCommand};
+use octokv_wire::{SglKind, Status};
 
-/// The next step of a command of a host whose controller this is.
+/// The next step of a command of a host whose controller this is; `None` if it has to wait until others on its iterator have
+/// ended. Its turn is then kept in `waiting`, for the next call with the same command.
 ///
 /// # Errors
 /// [`Status::UNKNOWN_ITERATOR`], [`Status::TOO_MANY_ITERATORS`].
 pub(crate) fn plan(
-    command: IteratorCommand,
+    (command, sgl): (IteratorCommand, SglKind),
     controller: &Controller,
     iterators_max: usize,
     (namespace, namespace_serial): (NamespaceId, u64),
     now: Nanos,
-) -> Result<CommandPlan, Status> {
+    waiting: &mut Option<IteratorTurn>,
+) -> Result<Option<CommandPlan>, Status> {
     let unknown = || Status::UNKNOWN_ITERATOR.do_not_retry();
     let receive = |pending| CommandPlan::ReceiveData {
         pending: PendingCommand::Iterator(pending),
@@ -37,20 +40,34 @@ pub(crate) fn plan(
             if controller.lock_iterators().len() >= iterators_max {
                 return Err(Status::TOO_MANY_ITERATORS);
             }
-            Ok(receive(PendingIteratorCommand::Create { reverse, keys_only, namespace_serial }))
+            Ok(Some(receive(PendingIteratorCommand::Create { reverse, keys_only, namespace_serial })))
         }
-        IteratorCommand::Seek { iterator, .. } => {
-            let handle = controller.lock_iterators().find(iterator, namespace, now).ok_or_else(unknown)?;
-            Ok(receive(PendingIteratorCommand::Seek(handle)))
+        IteratorCommand::Seek { iterator, .. } if matches!(sgl, SglKind::Transport { .. }) => {
+            let found = controller.lock_iterators().find(iterator, namespace, now);
+            let (handle, turns) = found.ok_or_else(unknown)?;
+            Ok(Some(receive(PendingIteratorCommand::Seek { handle, turns, turn: None })))
         }
-        IteratorCommand::Next { iterator, limit_bytes, pairs_max } => {
-            let iterator = controller.lock_iterators().find(iterator, namespace, now).ok_or_else(unknown)?;
-            let operation = RequestOperation::NextPairs { iterator, limit_bytes, pairs_max };
-            Ok(CommandPlan::Submit(operation, InFlight::NextPairs { limit_bytes }))
+        IteratorCommand::Seek { iterator, .. } | IteratorCommand::Next { iterator, .. } => {
+            let mut iterators = controller.lock_iterators();
+            let (handle, turns) = iterators.find(iterator, namespace, now).ok_or_else(unknown)?;
+            drop(iterators);
+            let turn = waiting.take().filter(|turn| turn.is_of(&turns)).unwrap_or_else(|| turns.take());
+            if !turn.has_come() {
+                *waiting = Some(turn);
+                return Ok(None);
+            }
+            Ok(Some(match command {
+                IteratorCommand::Next { limit_bytes, pairs_max, .. } => {
+                    let iterator = IteratorCall::new(handle, turn);
+                    let operation = RequestOperation::NextPairs { iterator, limit_bytes, pairs_max };
+                    CommandPlan::Submit(operation, InFlight::NextPairs { limit_bytes })
+                }
+                _ => receive(PendingIteratorCommand::Seek { handle, turns, turn: Some(turn) }),
+            }))
         }
         IteratorCommand::Destroy { iterator } => {
             let ended = controller.lock_iterators().remove(iterator, namespace);
-            ended.map(|_| CommandPlan::Complete(Status::SUCCESS)).ok_or_else(unknown)
+            ended.map(|_| Some(CommandPlan::Complete(Status::SUCCESS))).ok_or_else(unknown)
         }
     }
 }
@@ -71,7 +88,13 @@ pub(crate) fn build_action(pending: PendingIteratorCommand, data: &[u8]) -> Comm
                 Err(status) => CommandAction::Complete(status),
             }
         }
-        PendingIteratorCommand::Seek(iterator) => {
+        PendingIteratorCommand::Seek { handle, turns, turn } => {
+            let turn = turn.unwrap_or_else(|| turns.take());
+            if !turn.has_come() {
+                // Its connection cannot wait: it has consumed the command.
+                return CommandAction::Complete(Status::COMMAND_INTERRUPTED);
+            }
+            let iterator = IteratorCall::new(handle, turn);
             let operation = RequestOperation::SeekIterator { iterator, key: key(data) };
             CommandAction::Submit(operation, InFlight::SeekIterator)
         }

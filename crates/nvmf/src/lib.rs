@@ -10,7 +10,7 @@
 //! - `pdu_send`, [`SendBuffer`]: response PDUs and the bytes to send.
 //! - [`Target`] (`subsystem`): controllers, queue admission; `reconfigure`: changes at run time.
 //! - `controller`: the state that the connections of one controller share: properties, keep alive, queues;
-//!   `controller_iterators`: its iterators.
+//!   `controller_iterators`: its iterators; `iterator_turns`: the order of the commands on one.
 //! - `namespace_info`, `namespace_directory`: namespaces and their ANA states.
 //! - `host_acl`, `health`: access control ([`HostAcl`]); the node's part of the health log ([`HealthStatus`]).
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
@@ -45,6 +45,7 @@ mod identify;
 mod io_commands;
 mod io_request;
 mod iterator_commands;
+mod iterator_turns;
 mod kv_commands;
 mod log_pages;
 mod namespace_directory;
@@ -62,7 +63,8 @@ pub use direct::{DirectBackend, DirectOperation, DirectStage, LongWay};
 pub use health::HealthStatus;
 pub use host_acl::HostAcl;
 pub use io_request::{
-    IoRequest, IteratorHandle, IteratorRequest, LbaRange, RequestOperation, RequestOutcome, StoreMode,
+    IoRequest, IteratorCall, IteratorHandle, IteratorRequest, LbaRange, RequestOperation, RequestOutcome,
+    StoreMode,
 };
 pub use namespace_directory::{NamespaceExists, NamespaceSnapshot};
 pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind};

@@ -2,7 +2,9 @@
 
 use crate::common::*;
 use octokv_base::{Key, NamespaceId, Nanos};
-use octokv_nvmf::{IoRequest, IteratorHandle, RequestOperation, RequestOutcome, SubsystemConfig};
+use octokv_nvmf::{
+    AnaState, IoRequest, IteratorHandle, RequestOperation, RequestOutcome, StallReason, SubsystemConfig,
+};
 use octokv_wire::fabrics::property;
 use octokv_wire::iterator::{IteratorBounds, IteratorCommand, PairList};
 use octokv_wire::vendor::{FEATURE_ITERATORS, FEATURE_LONG_KEYS, VendorCapabilities};
@@ -306,4 +308,136 @@ fn a_controller_reports_iterators_if_a_namespace_has_them() {
     let mut io = TestHost::io(&admin, 1);
     assert_eq!(features(&mut admin), FEATURE_LONG_KEYS);
     assert!(io.create_on(1, OPEN, false).status().is(Status::INVALID_OPCODE));
+}
+
+/// Sends a Next of one pair, whose identifier is returned. Nothing is executed.
+fn send_next(io: &mut TestHost, iterator: u32) -> u16 {
+    let id = io.id();
+    let mut sqe = IteratorCommand::Next { iterator, limit_bytes: 4096, pairs_max: 1 }.encode(id, NSID);
+    sqe.sgl = Sgl::transport(4096);
+    io.send_command(&sqe, &[]);
+    id
+}
+
+/// The command of the next response, and its keys.
+fn next_of(io: &mut TestHost) -> (u16, String) {
+    let response = io.next_response();
+    (response.cqe.command_id.get(), keys(&response).0)
+}
+
+fn waits_for_its_turn(io: &mut TestHost) -> bool {
+    io.pump();
+    io.last.unwrap().stalled == Some(StallReason::IteratorTurn)
+}
+
+#[test]
+fn commands_on_one_iterator_reach_the_engine_one_at_a_time() {
+    let (_admin, mut io) = queue();
+    let (iterator, other) = (io.create(), io.create());
+    let ids = [iterator, other, iterator, iterator, other].map(|iterator| send_next(&mut io, iterator));
+    // The second on the same iterator waits, and what is behind it on this queue. Another iterator's is executed.
+    assert_eq!(io.requests.len(), 2);
+    assert!(waits_for_its_turn(&mut io) && io.requests.len() == 2);
+    let seek = IteratorCommand::Seek { iterator, key_bytes: 1 };
+    let mut sqe = seek.encode(800, NSID);
+    sqe.sgl = Sgl::in_capsule(1);
+    io.send_command(&sqe, b"a");
+    let last = send_next(&mut io, iterator);
+    let mut executed = Vec::new();
+    while let Some(request) = (!io.requests.is_empty()).then(|| io.requests.remove(0)) {
+        assert!(io.requests.len() <= 1, "at most one of each iterator");
+        let outcome = io.engine.execute(&io.target, request.namespace, request.operation);
+        io.connection.complete(request.slot, outcome);
+        io.pump();
+        let response = io.next_response();
+        let id = response.cqe.command_id.get();
+        executed.push((id, if id == 800 { "sought".to_owned() } else { keys(&response).0 }));
+    }
+    let of_iterator: Vec<_> = executed.iter().filter(|(id, _)| ![ids[1], ids[4]].contains(id)).collect();
+    let want = [(ids[0], "a"), (ids[2], "b"), (ids[3], "c"), (800, "sought"), (last, "a")];
+    assert!(of_iterator.iter().map(|(id, keys)| (*id, &keys[..])).eq(want), "{executed:?}");
+    assert!(executed.contains(&(ids[1], "a".to_owned())) && executed.contains(&(ids[4], "b".to_owned())));
+}
+
+#[test]
+fn queues_take_turns_in_the_order_in_which_their_commands_arrived() {
+    let (admin, mut first) = queue();
+    let mut second = TestHost::io(&admin, 2);
+    let iterator = first.create();
+    send_next(&mut first, iterator);
+    send_next(&mut second, iterator);
+    send_next(&mut first, iterator);
+    assert!(waits_for_its_turn(&mut first) && waits_for_its_turn(&mut second));
+    // Whichever asks first, and however often.
+    first.execute_requests();
+    assert_eq!(next_of(&mut first).1, "a");
+    assert!(waits_for_its_turn(&mut first), "the second queue's is next");
+    assert!(!waits_for_its_turn(&mut second) && second.requests.len() == 1);
+    assert!(waits_for_its_turn(&mut first));
+    second.execute_requests();
+    assert_eq!(next_of(&mut second).1, "b");
+    first.pump();
+    first.execute_requests();
+    assert_eq!(next_of(&mut first).1, "c");
+}
+
+#[test]
+fn a_command_that_ends_unexecuted_holds_up_no_other() {
+    // While it waits its connection ends, or it fails; its request is dropped, as when its namespace has gone.
+    let endings: [fn(&mut TestHost); 3] = [
+        |io| io.connection.peer_closed(),
+        |io| {
+            io.target.set_ana_state(1, AnaState::Inaccessible);
+            io.pump();
+            assert!(io.next_response().status().is(Status::ANA_INACCESSIBLE));
+            io.target.set_ana_state(1, AnaState::Optimized);
+        },
+        |_| {},
+    ];
+    for (index, end) in endings.iter().enumerate() {
+        let (admin, mut first) = queue();
+        let iterator = first.create();
+        let [mut second, mut third] = [2, 3].map(|id| TestHost::io(&admin, id));
+        send_next(&mut first, iterator);
+        send_next(&mut second, iterator);
+        send_next(&mut third, iterator);
+        assert!(waits_for_its_turn(&mut second) && waits_for_its_turn(&mut third));
+        end(&mut second);
+        first.execute_requests();
+        assert_eq!(next_of(&mut first).1, "a");
+        if index == 2 {
+            assert!(waits_for_its_turn(&mut third));
+            second.pump();
+            assert!(waits_for_its_turn(&mut third));
+            drop(second.requests.pop().unwrap());
+        }
+        third.pump();
+        third.execute_requests();
+        assert_eq!(next_of(&mut third).1, "b", "ending {index}");
+    }
+}
+
+#[test]
+fn a_seek_whose_data_is_requested_is_interrupted_by_another_command_on_its_iterator() {
+    let (_admin, mut io) = queue();
+    let iterator = io.create();
+    let send_seek = |io: &mut TestHost| {
+        let id = io.id();
+        let mut sqe = IteratorCommand::Seek { iterator, key_bytes: 1 }.encode(id, NSID);
+        sqe.sgl = Sgl::transport(1);
+        io.send_command(&sqe, &[]);
+    };
+    // A Next behind the seek does not wait for its data, which is behind that Next.
+    send_seek(&mut io);
+    send_next(&mut io, iterator);
+    assert_eq!(io.requests.len(), 1);
+    io.send_requested_data(b"d", 1);
+    assert!(io.next_response().status().is(Status::COMMAND_INTERRUPTED));
+    io.execute_requests();
+    assert_eq!(next_of(&mut io).1, "a");
+    send_seek(&mut io);
+    io.send_requested_data(b"d", 1);
+    io.execute_requests();
+    assert_eq!(io.next_response().status(), Status::SUCCESS);
+    keys_are(&io.next(iterator, 9), "de", true);
 }

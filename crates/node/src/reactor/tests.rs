@@ -1,6 +1,7 @@
 //! Messages of other cores: how many an iteration takes, and when it takes none; sessions with peers meanwhile.
-//! `owners`: requests on keys that have an owner core. `wakeups`: what must not be slept over.
+//! `iterators`: the order of commands on one iterator. `owners`: requests on keys that have an owner core. `wakeups`: what must not be slept over.
 
+mod iterators;
 mod owners;
 mod wakeups;
 

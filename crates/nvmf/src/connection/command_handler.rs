@@ -25,7 +25,7 @@ use octokv_wire::iterator::IteratorCommand;
 use octokv_wire::kv::KvCommand;
 use octokv_wire::pdu::PlainCapsule;
 use octokv_wire::queue_entry::FABRICS_OPCODE;
-use octokv_wire::{PduError, Sqe, Status};
+use octokv_wire::{PduError, SglKind, Sqe, Status};
 
 type AcceptResult = Result<Option<StallReason>, PduError>;
 
@@ -233,8 +233,10 @@ impl Connection {
             return Ok(None);
         }
         if let IoCommand::Iterator(command) = checked.command {
-            let plan = self.plan_iterator(command, namespace, namespace_serial)?;
-            return self.follow_plan(plan, sqe, checked, data, pool, requests);
+            return match self.plan_iterator((command, sgl), namespace, namespace_serial)? {
+                Some(plan) => self.follow_plan(plan, sqe, checked, data, pool, requests),
+                None => Ok(Some(StallReason::IteratorTurn)),
+            };
         }
         self.follow_plan(io_commands::plan(checked), sqe, checked, data, pool, requests)
     }
@@ -285,23 +287,24 @@ impl Connection {
         }
     }
 
-    /// The next step of a command over iterators.
+    /// The next step of a command over iterators; `None` if others on the same iterator have to end first.
     ///
     /// # Errors
     /// The status with which it fails.
     #[cold]
     fn plan_iterator(
-        &self,
-        command: IteratorCommand,
+        &mut self,
+        command: (IteratorCommand, SglKind),
         namespace: NamespaceId,
         namespace_serial: u64,
-    ) -> Result<CommandPlan, Status> {
-        let ConnectionState::Io(queue) = self.state() else {
+    ) -> Result<Option<CommandPlan>, Status> {
+        let ConnectionState::Io(queue) = &self.state else {
             unreachable!("an I/O command in {:?}", self.state())
         };
         let iterators_max = self.target.config().iterators_max;
         let namespace = (namespace, namespace_serial);
-        iterator_commands::plan(command, &queue.controller, iterators_max, namespace, self.last_tick_at)
+        let (now, waiting) = (self.last_tick_at, &mut self.waiting_turn);
+        iterator_commands::plan(command, &queue.controller, iterators_max, namespace, now, waiting)
     }
 
     /// Submits a command whose data is complete in `data`, or returns the missing resource.

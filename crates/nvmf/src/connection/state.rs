@@ -7,6 +7,7 @@ use crate::controller::{Controller, ControllerState};
 use crate::counters::CounterSet;
 use crate::error_log::ErrorLogEntry;
 use crate::io_request::{IoRequest, RequestOperation};
+use crate::iterator_turns::IteratorTurn;
 use crate::namespace_directory::NamespaceSnapshot;
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
@@ -38,6 +39,8 @@ pub enum StallReason {
     Buffers,
     /// Space in the send buffer: the host does not read its responses.
     SendBuffer,
+    /// The turn of a command on an iterator: others on it have not ended.
+    IteratorTurn,
 }
 
 /// The reason why a connection ended.
@@ -169,6 +172,8 @@ pub struct Connection {
     pub(super) within_connection_limit: bool,
     /// The pool to retry; set while a transfer waits for a buffer.
     pub(super) buffer_wait_pool: Option<BufferPool>,
+    /// The turn of the command at the head of the bytes, which has not come yet.
+    pub(super) waiting_turn: Option<IteratorTurn>,
     pub(super) last_tick_at: Nanos,
     pub(super) last_activity_at: Nanos,
 }
@@ -202,6 +207,7 @@ impl Connection {
         if matches!(self.state, ConnectionState::Terminating { .. } | ConnectionState::Closed) {
             self.receive_state = ReceiveState::Head;
             self.buffer_wait_pool = None;
+            self.waiting_turn = None;
             self.slots.release_all_but_in_flight();
         }
     }
@@ -258,6 +264,8 @@ impl Connection {
 
     /// Completes a command with an error and records it in the error log.
     pub(super) fn fail_command(&mut self, sqe: &Sqe, status: Status) {
+        // The command at the head may have waited for it.
+        self.waiting_turn = None;
         self.record_failure(sqe.command_id(), sqe.namespace(), None, status);
         self.respond(sqe.command_id(), status, 0, 0);
     }
