@@ -88,8 +88,8 @@ pub enum Error {
     /// The node cannot read the data from its device.
     #[error("the data cannot be read back from its device")]
     UnrecoveredRead,
-    /// The node has no iterators.
-    #[error("the node has no iterators: its engine has no order of keys")]
+    /// The namespace has no iterators.
+    #[error("the namespace has no iterators: its engine has no order of keys")]
     NoIterators,
     /// The iterator does not exist any more: it expired, or the connection on which it was created was lost.
     #[error("the iterator does not exist any more")]

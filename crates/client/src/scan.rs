@@ -12,6 +12,7 @@ use crate::command::{RemoteIterator, Response, ResponseData};
 use crate::error::Error;
 use crate::io_thread::OwnedCommand;
 use octokv_base::{KEY_BYTES_MAX, Key};
+use octokv_wire::Status;
 use octokv_wire::iterator::PairList;
 
 /// Length of the pairs of one command, unless one pair is longer, in bytes.
@@ -178,9 +179,14 @@ impl Scan {
         let (lower, upper) = (checked_key(lower)?, checked_key(upper)?);
         let (reverse, keys_only) = (*reverse, *keys_only);
         let command = OwnedCommand::CreateIterator { lower, upper, reverse, keys_only };
-        let iterator = match self.client.submit(command).await? {
-            Response::IteratorCreated(iterator) => iterator,
-            response => unreachable!("a Create completed with {response:?}"),
+        let iterator = match self.client.submit(command).await {
+            Ok(Response::IteratorCreated(iterator)) => iterator,
+            Ok(response) => unreachable!("a Create completed with {response:?}"),
+            // Only another namespace of the node has iterators.
+            Err(Error::Status(status)) if status.is(Status::INVALID_OPCODE) => {
+                return Err(Error::NoIterators);
+            }
+            Err(error) => return Err(error),
         };
         if let ResumePoint::From(key) = &self.resume {
             let sought = self.client.submit(OwnedCommand::SeekIterator { iterator, key: key.clone() }).await;

@@ -2,7 +2,9 @@
 
 use crate::client::{Server, server};
 use crate::support::{MapStore, pattern, target};
+use octokv_base::NamespaceId;
 use octokv_client::{BlockingClient, BlockingScan, Error, Pair, ScanOptions};
+use octokv_nvmf::{NamespaceInfo, NamespaceKind, Target};
 use std::sync::{Arc, Mutex};
 
 /// A node's store with these keys: of each the value is the key, some times over.
@@ -65,6 +67,25 @@ fn bounds_direction_and_keys_only_are_the_nodes() {
     assert!(matches!(client.scan(reversed).err(), Some(Error::Status(_))));
     let long = ScanOptions { lower: vec![1; 1025], ..some(3) };
     assert_eq!(client.scan(long).err(), Some(Error::KeyLength { have: 1025, max: 1024 }));
+}
+
+#[test]
+fn a_namespace_without_iterators_says_so_whether_or_not_another_has_them() {
+    let with = |has: [bool; 2]| {
+        let whole = target(|_| {});
+        let namespaces = [1, 2].map(|id| {
+            let mut info = whole.namespaces().get(NamespaceId(1)).expect("namespace 1").clone();
+            let NamespaceKind::KeyValue { has_iterators, .. } = &mut info.kind else { unreachable!() };
+            *has_iterators = has[id as usize - 1];
+            NamespaceInfo { id: NamespaceId(id), nguid: [id as u8; 16], ..info }
+        });
+        Target::new(whole.config().clone(), namespaces.to_vec())
+    };
+    for other_has in [false, true] {
+        let server = Server::start("127.0.0.1:0", with([false, other_has]), store_of(&keys_of_count(1)));
+        let client = BlockingClient::connect(&server.url()).unwrap();
+        assert_eq!(client.scan(some(10)).err(), Some(Error::NoIterators), "{other_has}");
+    }
 }
 
 #[test]
