@@ -111,6 +111,12 @@ pub enum CliCommand {
     /// A key of printable characters is printed as text. Any other key, and a text that begins with 0x, is printed as
     /// 0x and two hexadecimal digits per byte: pass such a key to the other commands with --hex.
     List(ListArgs),
+    /// Print the pairs of a range of keys in order, one per line, as they are at one moment. The namespace needs an ordered engine.
+    ///
+    /// A line is key, tab, value. A key is printed as by `list`. A value of printable characters and spaces is printed as text; any
+    /// other value, and a text that begins with 0x, as 0x and two hexadecimal digits per byte. If the node loses the iterator,
+    /// as when it restarts, the scan goes on behind the last key, in the pairs as they are then, and says so on standard error.
+    Scan(ScanArgs),
     /// Read and verify a whole device without changing it. The node must not be running.
     Check(CheckArgs),
     /// Make a volume of an earlier format one of the newest, in place. The node must not be running, and no earlier octokv can
@@ -203,7 +209,8 @@ pub struct UrlArgs {
 /// Format of keys and values on the command line.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct KeyFormatArgs {
-    /// Read keys and values as hexadecimal, with or without 0x, and print keys as hexadecimal without 0x.
+    /// Read keys and values as hexadecimal, with or without 0x, and print keys, and the values of a scan, as hexadecimal
+    /// without 0x.
     #[arg(long)]
     pub hex: bool,
 }
@@ -273,6 +280,33 @@ pub struct ListArgs {
     /// Maximum number of keys [default: all].
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
+    #[command(flatten)]
+    pub key_format: KeyFormatArgs,
+    #[command(flatten)]
+    pub url_args: UrlArgs,
+}
+
+/// Arguments of `scan`.
+#[derive(Debug, Args)]
+pub struct ScanArgs {
+    /// Lowest key, included [default: no bound].
+    #[arg(long, value_name = "KEY")]
+    pub from: Option<OsString>,
+    /// Key below which all keys are [default: no bound].
+    #[arg(long, value_name = "KEY")]
+    pub to: Option<OsString>,
+    /// Begin with the highest key.
+    #[arg(long)]
+    pub reverse: bool,
+    /// Print keys alone; values are not read.
+    #[arg(long)]
+    pub keys_only: bool,
+    /// Maximum number of pairs [default: all].
+    #[arg(long, value_name = "COUNT")]
+    pub limit: Option<u64>,
+    /// Maximum number of pairs of one command to the node: 1 for one by one, as in the IterKVSSD paper.
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: u32,
     #[command(flatten)]
     pub key_format: KeyFormatArgs,
     #[command(flatten)]

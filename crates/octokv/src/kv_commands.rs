@@ -1,4 +1,4 @@
-//! The client commands `put`, `get`, `delete`, `exist` and `list`.
+//! The client commands `put`, `get`, `delete`, `exist` and `list`; what `scan` shares with them.
 //!
 //! Keys and values on the command line are bytes, or hexadecimal with `--hex`. A value is written unmodified; a listed
 //! key is a line in an unambiguous format, see [`display_key`].
@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Begins a key in hexadecimal.
-const HEX_PREFIX: &str = "0x";
+pub(crate) const HEX_PREFIX: &str = "0x";
 /// Keys per request of `list`.
 const LIST_PAGE_KEYS: usize = 4096;
 
@@ -115,14 +115,19 @@ pub fn list(list: &ListArgs) -> CliResult {
     Ok(out.flush()?)
 }
 
-fn print_key(out: &mut impl Write, key: &[u8], format: KeyFormatArgs) -> std::io::Result<()> {
+/// Prints the line of a key.
+///
+/// # Errors
+/// A failed write.
+pub(crate) fn print_key(out: &mut impl Write, key: &[u8], format: KeyFormatArgs) -> std::io::Result<()> {
     if format.hex {
         return writeln!(out, "{}", hex(key));
     }
     writeln!(out, "{}", display_key(key))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Two hexadecimal digits per byte.
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -137,7 +142,11 @@ pub fn display_key(key: &[u8]) -> String {
     }
 }
 
-fn connect(at: &UrlArgs) -> Result<BlockingClient, CliError> {
+/// Connects to a node.
+///
+/// # Errors
+/// An unreachable node, or one without the subsystem or the namespace.
+pub(crate) fn connect(at: &UrlArgs) -> Result<BlockingClient, CliError> {
     let client = BlockingClient::connect(&at.url.to_string());
     Ok(client.map_err(|error| anyhow!("{error} (--url {})", at.url))?)
 }
@@ -159,8 +168,11 @@ fn read_value_file(file: &Path) -> Result<Vec<u8>, CliError> {
     Ok(std::fs::read(file).with_context(|| format!("value file {}", file.display()))?)
 }
 
-/// The bytes of an argument.
-fn parse_bytes(argument: &OsStr, format: KeyFormatArgs, what: &str) -> Result<Vec<u8>, CliError> {
+/// The bytes of an argument; `what` names it.
+///
+/// # Errors
+/// With `--hex`, text that is not hexadecimal.
+pub(crate) fn parse_bytes(argument: &OsStr, format: KeyFormatArgs, what: &str) -> Result<Vec<u8>, CliError> {
     let bytes = argument.as_bytes();
     if !format.hex {
         return Ok(bytes.to_vec());

@@ -15,7 +15,7 @@
 //! - [`serve`]: runs a node until a signal.
 //! - [`admin`]: ns, host, ana: changes a running node.
 //! - [`sched`]: sched, stats: scheduling of a running node and its metrics.
-//! - [`kv_commands`]: put, get, delete, exist, list.
+//! - [`kv_commands`]: put, get, delete, exist, list; [`scan`](mod@scan): scan.
 //! - [`check`]: verifies a device; [`upgrade`]: makes its volume one of the newest format.
 //! - [`bench`](mod@bench): benchmarks, a table, a JSON report.
 //! - [`sim`]: deterministic simulations with injected faults.
@@ -46,6 +46,7 @@ mod namespace_config;
 mod progress;
 #[cfg(feature = "lab")]
 mod reproduce;
+mod scan;
 mod sched;
 mod serve;
 mod sim;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
         CliCommand::Delete(delete) => kv_commands::delete(&delete),
         CliCommand::Exist(exist) => kv_commands::exist(&exist),
         CliCommand::List(list) => kv_commands::list(&list),
+        CliCommand::Scan(scan) => scan::scan(&scan),
         CliCommand::Check(check) => check::run(&check),
         CliCommand::Upgrade(upgrade) => upgrade::run(&upgrade),
         CliCommand::Bench(bench) => bench::run(&bench),

@@ -150,6 +150,9 @@ fn wrong_usage_has_exit_code_2_and_says_what_is_wrong() {
         (&["get", "key", "--url", "nvme+tcp://h:99999/nqn.2026-11.io.octokv:node"], "99999"),
         (&["get", "key", "--url", "nvme+tcp://h/node"], "nqn.YYYY-MM"),
         (&["list", "--limit", "many"], "many"),
+        (&["scan", "--batch", "0"], "0"),
+        (&["scan", "--from", "b", "--to", "a"], "--to a is below --from b"),
+        (&["scan", "--hex", "--from", "zz"], "not hexadecimal"),
         (&["serve", "--size", "big"], "big"),
         (&["serve", "--durability", "maybe"], "maybe"),
         (&["serve", "--listen", "localhost"], "localhost"),
@@ -170,7 +173,9 @@ fn wrong_usage_has_exit_code_2_and_says_what_is_wrong() {
 #[test]
 fn an_unreachable_node_is_named() {
     let url = "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:node?nsid=1";
-    for command in [&["get", "key"][..], &["put", "key", "value"], &["list"], &["bench", "--ops", "1"]] {
+    for command in
+        [&["get", "key"][..], &["put", "key", "value"], &["list"], &["scan"], &["bench", "--ops", "1"]]
+    {
         let output = octokv(command.iter().copied().chain(["--url", url]));
         assert_eq!(output.code, 1);
         assert!(output.stderr.contains("127.0.0.1:1"), "{}", output.stderr);
