@@ -1,7 +1,7 @@
 //! Iterators over an I/O queue: what they return, whose they are, and how they end.
 
 use crate::common::*;
-use octokv_base::{Key, NamespaceId, Nanos};
+use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_nvmf::{
     AnaState, IoRequest, IteratorHandle, RequestOperation, RequestOutcome, StallReason, SubsystemConfig,
 };
@@ -440,4 +440,76 @@ fn a_seek_whose_data_is_requested_is_interrupted_by_another_command_on_its_itera
     io.execute_requests();
     assert_eq!(io.next_response().status(), Status::SUCCESS);
     keys_are(&io.next(iterator, 9), "de", true);
+}
+
+/// The iterator of a request.
+fn iterator_of(request: &IoRequest) -> *const () {
+    match &request.operation {
+        RequestOperation::NextPairs { iterator, .. } | RequestOperation::SeekIterator { iterator, .. } => {
+            Arc::as_ptr(&iterator.0).cast()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn whatever_hosts_send_and_engines_do_one_request_of_an_iterator_exists_and_each_command_ends() {
+    for seed in 0..200 {
+        let mut random = Prng::new(seed);
+        let (admin, mut first) = queue();
+        let iterators = [first.create(), first.create(), 77];
+        let [second, third] = [2, 3].map(|id| TestHost::io(&admin, id));
+        let mut queues = [first, second, third];
+        let mut sent = [0; 3];
+        for _ in 0..150 {
+            let queue = random.below(3) as usize;
+            let io = &mut queues[queue];
+            let iterator = iterators[[0, 0, 0, 1, 1, 2][random.below(6) as usize]];
+            match random.below(10) {
+                // Twice as many slots as that, so that a queue never overruns.
+                0..5 if !io.connection.is_closed()
+                    && io.connection.in_flight() + io.unsent.len() / 72 < 16 =>
+                {
+                    sent[queue] += 1;
+                    send_next(io, iterator);
+                }
+                5 if !io.connection.is_closed() && io.unsent.is_empty() => {
+                    sent[queue] += 1;
+                    let mut sqe = IteratorCommand::Seek { iterator, key_bytes: 1 }.encode(io.id(), NSID);
+                    sqe.sgl = Sgl::in_capsule(1);
+                    io.send_command(&sqe, b"b");
+                }
+                6..9 if !io.requests.is_empty() => {
+                    let index = random.below(io.requests.len() as u64) as usize;
+                    let IoRequest { slot, namespace, operation } = io.requests.remove(index);
+                    let outcome = match random.one_in(8) {
+                        true => RequestOutcome::NotReady,
+                        false => io.engine.execute(&io.target, namespace, operation),
+                    };
+                    io.connection.complete(slot, outcome);
+                }
+                9 if queue > 0 && random.one_in(20) => io.connection.peer_closed(),
+                _ => io.pump(),
+            }
+            let requests = queues.iter().flat_map(|io| &io.requests);
+            let mut open: Vec<_> = requests.map(iterator_of).collect();
+            let count = open.len();
+            open.sort_unstable();
+            open.dedup();
+            assert_eq!(open.len(), count, "seed {seed}: two requests of one iterator");
+        }
+        for _ in 0..100 {
+            queues.iter_mut().for_each(|io| {
+                io.pump();
+                io.execute_requests();
+            });
+        }
+        for (io, sent) in queues.iter_mut().zip(sent) {
+            assert_eq!(io.connection.in_flight(), 0, "seed {seed}");
+            if !io.connection.is_closed() {
+                let is_completion = |pdu: &&ReceivedPdu| matches!(pdu, ReceivedPdu::Completion(_));
+                assert_eq!(io.received_pdus.iter().filter(is_completion).count(), sent, "seed {seed}");
+            }
+        }
+    }
 }
