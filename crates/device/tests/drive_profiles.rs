@@ -5,7 +5,7 @@
 
 use octokv_base::{Lba, Nanos, Prng};
 use octokv_device::ssd_model::SsdModel;
-use octokv_device::ssd_model::drive_profiles::{DCT_983, DRIVE_PROFILES, DriveProfile, EVO_970};
+use octokv_device::ssd_model::drive_profiles::{COSMOS_PLUS, DCT_983, DRIVE_PROFILES, DriveProfile, EVO_970};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -120,6 +120,24 @@ fn the_drive_of_the_leed_paper_reads_and_writes_as_its_sheet_says() {
     assert_within_percent("128 KiB sequential read, MB/s", sequential_reads(drive), 3_000.0, 2.0);
     let [written] = sequential_writes(drive, [(GB, 4 * GB)]);
     assert_within_percent("128 KiB sequential write, MB/s", written, 1_050.0, 2.0);
+}
+
+#[test]
+fn a_cosmos_plus_reads_whole_pages_over_slow_channels() {
+    let drive = &COSMOS_PLUS;
+    // A user of the board measured 1.4 GB/s.
+    assert_within_percent("128 KiB sequential read, MB/s", sequential_reads(drive), 1_400.0, 5.0);
+    // 10 command, 48 page, 90.2 channel, 1.2 link.
+    assert_within_percent("4 KiB random read, depth 1, µs", 1e6 / random_reads(drive, 1), 149.4, 1.0);
+    // 8 channels, each a page in 90.2 µs: at most 88.6 K; random choice leaves channels idle.
+    assert_within_percent("4 KiB random read, depth 128, IOPS", random_reads(drive, 128), 86_000.0, 2.0);
+    // 10 command, 1.2 link; the buffer of 16 MiB hides the dies.
+    assert_within_percent("4 KiB random write, depth 1, µs", 1e6 / random_writes(drive, 1), 11.2, 1.0);
+    // One command in 5 µs.
+    assert_within_percent("4 KiB random write, depth 128, IOPS", random_writes(drive, 128), 200_000.0, 2.0);
+    // 64 dies, each a page in 850 µs.
+    let [written] = sequential_writes(drive, [(GB, 4 * GB)]);
+    assert_within_percent("128 KiB sequential write, MB/s", written, 1_233.0, 3.0);
 }
 
 /// IOPS and write amplification of random writes over the whole of a scaled-down drive in steady state.

@@ -23,6 +23,7 @@ const TEST_PROFILE: DriveProfile = DriveProfile {
     bits_per_cell: 2,
     slc_cache: None,
     channel_bytes_per_s: 409_600_000,
+    read_transfer_bytes_min: 4096,
     link_read_bytes_per_s: 819_200_000,
     link_write_bytes_per_s: 819_200_000,
     read_overhead: Nanos::from_micros(5),

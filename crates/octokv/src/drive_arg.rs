@@ -1,4 +1,4 @@
-//! Names of simulated drives: `none`, `970-evo`, `leed`.
+//! Names of simulated drives: `none`, `970-evo`, `leed`, `cosmos-plus`.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
@@ -11,8 +11,12 @@ use serde::de::{Deserialize, Deserializer, Error};
 pub struct DriveArg(pub Option<&'static DriveProfile>);
 
 const NONE: &str = "none";
-const ALL: [DriveArg; 3] =
-    [DriveArg(None), DriveArg(Some(DRIVE_PROFILES[0])), DriveArg(Some(DRIVE_PROFILES[1]))];
+const ALL: [DriveArg; 4] = [
+    DriveArg(None),
+    DriveArg(Some(DRIVE_PROFILES[0])),
+    DriveArg(Some(DRIVE_PROFILES[1])),
+    DriveArg(Some(DRIVE_PROFILES[2])),
+];
 const _: () = assert!(ALL.len() == DRIVE_PROFILES.len() + 1);
 
 impl DriveArg {

@@ -70,14 +70,18 @@ fn the_file_names_drives_for_the_first_namespace_and_for_others() {
 fn an_unknown_or_too_small_drive_is_rejected_and_nothing_is_touched() {
     let directory = temp_directory();
     let device = directory.path().join("device");
-    let names = ["970evo", "none, 970-evo, leed", "similar", "970-evo"];
+    let names = ["970evo", "none, 970-evo, leed, cosmos-plus", "similar", "970-evo"];
     serve_expecting_failure(&device, &["--nand", "970evo"]).assert_failed(2, &names);
     let file = directory.path().join("octokv.toml");
     for text in
         ["nand = \"evo\"\n", "[[namespace]]\nnsid = 2\nkind = \"kv\"\ndevice = \"x\"\nnand = \"evo\"\n"]
     {
         std::fs::write(&file, text).unwrap();
-        let parts = ["octokv.toml:", "nand: unknown drive \"evo\"", "\"none\", \"970-evo\", \"leed\""];
+        let parts = [
+            "octokv.toml:",
+            "nand: unknown drive \"evo\"",
+            "\"none\", \"970-evo\", \"leed\", \"cosmos-plus\"",
+        ];
         serve_expecting_failure(&device, &["--config", file.to_str().unwrap()]).assert_failed(2, &parts);
     }
     assert!(!device.exists());

@@ -7,6 +7,13 @@
 //!   the model attributes the whole latency to the drive.
 //! - *PM983*: Samsung, PM983 data sheet, rev. 1.0, January 2018, 960 GB: sold as 983 DCT.
 //! - *V-NAND*: Samsung's announcement of 64-layer 256 Gb V-NAND, June 2017: 1 Gb/s a pin, tPROG 500 µs.
+//! - *GreedyFTL*: the firmware of the Cosmos+ OpenSSD, GreedyFTL 3.0.0 (github.com/Cosmos-OpenSSD/Cosmos-plus-OpenSSD):
+//!   `ftl_config.h` and `data_buffer.h`, and the configuration of 8 channels and 8 ways beside it.
+//! - *CRZ*: its manufacturer, in github.com/CRZ-Technology/OpenSSD-OpenChannelSSD. Issue 34: a NAND bus of 8 bits at 100 MHz,
+//!   both edges, 200 MT/s. Issue 2: a user measured 1.4 GB/s.
+//! - *L95B*: the MLC flash of the board's Micron module, as FEMU measured it (github.com/MoatLab/FEMU, `hw/femu/nand/nand.h`):
+//!   lower pages, which are those that the firmware uses: read 48 µs, program 850 µs; erase 3 ms. The module of the paper is
+//!   not stated.
 //!
 //! ```text
 //!  970-evo  500 GB = 16 dies of 256 Gb (512 GiB), two on each of 8 channels
@@ -26,6 +33,12 @@
 //!   write         50 µs typical; less 1.4 link                                                   →  48.6 µs command
 //!   page          1,050 MB/s: 16 × 32 KiB / 1.05 GB/s = 499 µs, which is V-NAND's tPROG      →  499 µs
 //!   flush         power loss protection: completes at once
+//!
+//!  cosmos-plus  8 channels × 8 ways × 8,192 blocks × 128 pages × 16 KiB = 1 TiB, of which 10 % are over-provisioned (GreedyFTL)
+//!   channel       200 MB/s; a page of 16,384 B has 18,048 B with its check bytes (GreedyFTL)       →  181.6 MB/s
+//!                 the controller corrects pages as a whole: each read transfers 16 KiB, 90 µs
+//!   sequential    8 channels                                                                       →  1,452 MB/s; CRZ: 1,400
+//!   link          PCIe 2.0 ×8: 4 GB/s after 8b/10b; 128 B of each 152 B are payload                  →  3,370 MB/s
 //! ```
 
 use octokv_base::Nanos;
@@ -86,6 +99,8 @@ pub struct DriveProfile {
     pub slc_cache: Option<SlcCache>,
     /// The bandwidth of a flash channel.
     pub channel_bytes_per_s: u64,
+    /// The fewest bytes that a read transfers on the channel: a whole page if the controller corrects errors of whole pages.
+    pub read_transfer_bytes_min: u32,
     /// The bandwidth of the link from the drive to the host.
     pub link_read_bytes_per_s: u64,
     /// The bandwidth of the link from the host to the drive.
@@ -129,6 +144,7 @@ pub const EVO_970: DriveProfile = DriveProfile {
         idle_delay: Nanos::from_secs(1), // Estimate.
     }),
     channel_bytes_per_s: 1_000_000_000,    // V-NAND: eight pins of 1 Gb/s.
+    read_transfer_bytes_min: 4096,         // Estimate: usual for its controllers.
     link_read_bytes_per_s: 3_400_000_000,  // EVO.
     link_write_bytes_per_s: 2_300_000_000, // EVO, while the SLC cache has space.
     read_overhead: Nanos(21_400),          // Derived.
@@ -159,6 +175,7 @@ pub const DCT_983: DriveProfile = DriveProfile {
     bits_per_cell: 3,                      // PM983.
     slc_cache: None,
     channel_bytes_per_s: 1_000_000_000,    // V-NAND.
+    read_transfer_bytes_min: 4096,         // Estimate, as above.
     link_read_bytes_per_s: 3_000_000_000,  // The 983 DCT's product page.
     link_write_bytes_per_s: 3_000_000_000, // Estimate: the dies are slower.
     read_overhead: Nanos(39_500),          // Derived.
@@ -170,8 +187,37 @@ pub const DCT_983: DriveProfile = DriveProfile {
     gc_threshold_blocks: 4,                // Estimate.
 };
 
+/// Cosmos+ OpenSSD, the drive of the IterKVSSD paper, with its own firmware.
+pub const COSMOS_PLUS: DriveProfile = DriveProfile {
+    name: "cosmos-plus",
+    product: "Cosmos+ OpenSSD, 8 channels and 8 ways",
+    capacity_bytes: (1 << 40) / 10 * 9 / 4096 * 4096, // GreedyFTL.
+    channels: 8,                                      // GreedyFTL.
+    dies_per_channel: 8,                              // GreedyFTL: ways.
+    planes: 1,                             // GreedyFTL: it programs the planes of a die one by one.
+    page_bytes: 16 << 10,                  // GreedyFTL.
+    pages_per_block: 128,                  // GreedyFTL: of 256, the lower ones.
+    blocks_per_plane: 2 * 4096,            // GreedyFTL: two planes.
+    page_read: Nanos::from_micros(48),     // L95B.
+    page_program: Nanos::from_micros(850), // L95B.
+    block_erase: Nanos::from_micros(3000), // L95B.
+    bits_per_cell: 1,                      // GreedyFTL.
+    slc_cache: None,
+    channel_bytes_per_s: 200_000_000 * 16_384 / 18_048, // CRZ and GreedyFTL.
+    read_transfer_bytes_min: 16 << 10,                  // GreedyFTL.
+    link_read_bytes_per_s: 4_000_000_000 * 128 / 152,   // Derived: PCIe 2.0 ×8, as its manufacturer states.
+    link_write_bytes_per_s: 4_000_000_000 * 128 / 152,  // Derived, as above.
+    read_overhead: Nanos::from_micros(10),              // Estimate: its firmware on a core of 1 GHz.
+    write_overhead: Nanos::from_micros(10),             // Estimate, as above.
+    read_interval: Nanos::from_micros(5),               // Estimate: the same core.
+    write_interval: Nanos::from_micros(5),              // Estimate, as above.
+    buffer_bytes: 16 * 64 * (16 << 10),                 // GreedyFTL.
+    flush: FlushModel::Immediate,                       // GreedyFTL: a flush command writes nothing.
+    gc_threshold_blocks: 4,                             // Estimate.
+};
+
 /// All drives, for selection by name.
-pub const DRIVE_PROFILES: [&DriveProfile; 2] = [&EVO_970, &DCT_983];
+pub const DRIVE_PROFILES: [&DriveProfile; 3] = [&EVO_970, &DCT_983, &COSMOS_PLUS];
 
 /// Blocks per plane of `dies` dies with two planes and pages of 16 KiB, which hold `bytes` in all.
 const fn blocks_per_plane(bytes: u64, dies: u64, pages_per_block: u64) -> u32 {

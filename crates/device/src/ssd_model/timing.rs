@@ -266,7 +266,8 @@ impl SsdModel {
     fn read_pages(&mut self, address: FlashAddress, ready: Nanos, pages: u64) -> Nanos {
         self.statistics.reads += 1;
         let read = self.occupy_die(address.die, ready, self.profile.page_read);
-        self.transfer_on_channel(address.die, read, pages)
+        let pages_min = u64::from(self.profile.read_transfer_bytes_min) / PAGE_BYTES;
+        self.transfer_on_channel(address.die, read, pages.max(pages_min))
     }
 
     /// Occupies a die for `span` from `ready` on, and gives the end.
