@@ -1,5 +1,6 @@
 //! The papers' simulations: they repeat, and their figures add up.
 //! One binary: a second one would compile the node's generic code again.
 
+mod iterator_simulation;
 mod multi_tenant_simulation;
 mod simulation;
