@@ -144,7 +144,7 @@ fn main() {
         ("scan, blocks in the cache", &io, 0),
     ] {
         let fill = if Rc::ptr_eq(io, &cold) { CacheFill::Skip } else { CacheFill::Keep };
-        let config = TableCursorConfig { fill, read_ahead_bytes };
+        let config = TableCursorConfig { fill, read_ahead_bytes, prefetches_blocks: false };
         for (is_forward, direction) in [(true, "forward"), (false, "backward")] {
             measure(&format!("{name}, {direction}"), ENTRIES, || {
                 let mut cursor = TableCursor::new(reader(io), config);

@@ -17,10 +17,16 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 
 const PREFETCH: LevelCursorConfig = LevelCursorConfig::ITERATOR;
-const NO_PREFETCH: LevelCursorConfig = LevelCursorConfig { prefetches_index: false, ..PREFETCH };
+/// Indexes are read ahead, blocks are not.
+const INDEX_PREFETCH: LevelCursorConfig = LevelCursorConfig {
+    table: TableCursorConfig { prefetches_blocks: false, ..TableCursorConfig::ITERATOR },
+    ..PREFETCH
+};
+const NO_PREFETCH: LevelCursorConfig = LevelCursorConfig { prefetches_index: false, ..INDEX_PREFETCH };
 
-const CONFIGS: [LevelCursorConfig; 5] = [
+const CONFIGS: [LevelCursorConfig; 6] = [
     PREFETCH,
+    INDEX_PREFETCH,
     NO_PREFETCH,
     LevelCursorConfig::COMPACTION,
     LevelCursorConfig { prefetch_blocks: 1, ..PREFETCH },
@@ -222,7 +228,7 @@ fn the_next_index_is_read_from_the_configured_block_on() {
     for (is_forward, prefetch_blocks) in [(true, 1), (true, 2), (true, 4), (false, 1), (false, 2), (false, 4)]
     {
         let level = level_of(4, 1 << 20);
-        let config = LevelCursorConfig { prefetch_blocks, ..PREFETCH };
+        let config = LevelCursorConfig { prefetch_blocks, ..INDEX_PREFETCH };
         scan(&level, &mut level.cursor(config), is_forward);
         let reads = level.reads.take();
         let place_in_order = |table: usize| if is_forward { table } else { 3 - table };
@@ -238,6 +244,40 @@ fn the_next_index_is_read_from_the_configured_block_on() {
             // The block in which the prefetch started was read before.
             assert_eq!(behind.count() as u32, prefetch_blocks - 1, "table {table}, forward: {is_forward}");
         }
+    }
+}
+
+#[test]
+fn the_first_step_in_a_block_reads_the_next_one_ahead() {
+    for (config, is_forward) in [(PREFETCH, true), (PREFETCH, false), (INDEX_PREFETCH, true)] {
+        let level = level_of(1, 1 << 20);
+        let mut cursor = level.cursor(config);
+        let run = async {
+            match is_forward {
+                true => cursor.seek(Position::START).await.unwrap(),
+                false => cursor.seek_before(None).await.unwrap(),
+            }
+            assert_eq!(level.reads.take().len(), 2, "the index and a block");
+            let mut reads_of_steps = Vec::new();
+            while cursor.entry().is_some() {
+                match is_forward {
+                    true => cursor.next().await.unwrap(),
+                    false => cursor.prev().await.unwrap(),
+                }
+                reads_of_steps.push(level.reads.take().len());
+            }
+            reads_of_steps
+        };
+        let reads_of_steps = block_on(run, || ());
+        let blocks = 1 + reads_of_steps.iter().sum::<usize>();
+        assert!(blocks > 3 && reads_of_steps.iter().all(|&reads| reads < 2), "{reads_of_steps:?}");
+        let is_ahead = config == PREFETCH;
+        assert_eq!(reads_of_steps[0] == 1, is_ahead, "{reads_of_steps:?}");
+        // The last block has none behind it: its entries take no reads.
+        let last = reads_of_steps.iter().rposition(|&reads| reads == 1).unwrap();
+        let steps_of_block = reads_of_steps.len() / blocks;
+        let behind = reads_of_steps.len() - last;
+        assert_eq!(behind > steps_of_block + steps_of_block / 2, is_ahead, "{reads_of_steps:?}");
     }
 }
 

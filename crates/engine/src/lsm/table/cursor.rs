@@ -7,6 +7,9 @@
 //!   seek ─▶ index: the first block whose separator is not before the position ─▶ block: the first entry at or behind it
 //!                                                                               └─▶ none: the first entry of the next block
 //! ```
+//! A step may start to read the next block in its direction into the cache, once for each block; the step into that block awaits it, so that
+//! nothing is read twice.
+//!
 //! In: positions, in both directions. Out: entries by reference to the block.
 //! Invariants: without an entry there is no block; at a block that cannot be read, the place in the index remains, so that the cursor
 //! goes on behind it. Tested in `model_tests.rs` and `damage_tests.rs`.
@@ -20,7 +23,10 @@ use super::stored_entry::{DataBlock, StoredEntry};
 use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
 use crate::lsm::entry::{Position, TreeEntry};
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
 /// How a cursor reads data blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +36,17 @@ pub struct TableCursorConfig {
     /// What a forward step to a block that is not in the cache reads at once, in bytes: the blocks that follow need no further read. The
     /// cursor holds a buffer of this length. 0: one block at a time.
     pub read_ahead_bytes: u32,
+    /// Whether the first step from an entry of a block starts to read the next block in that direction. No effect with [`CacheFill::Skip`].
+    pub prefetches_blocks: bool,
 }
 
 impl TableCursorConfig {
-    /// For a user's iterator: blocks come one by one and are kept.
-    pub const ITERATOR: TableCursorConfig = TableCursorConfig { fill: CacheFill::Keep, read_ahead_bytes: 0 };
+    /// For a user's iterator: blocks come one by one, one ahead, and are kept.
+    pub const ITERATOR: TableCursorConfig =
+        TableCursorConfig { fill: CacheFill::Keep, read_ahead_bytes: 0, prefetches_blocks: true };
     /// For a compaction: the table is read once, in order.
     pub const COMPACTION: TableCursorConfig =
-        TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes: 256 << 10 };
+        TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes: 256 << 10, prefetches_blocks: false };
 }
 
 /// The part of a table that a cursor could not read.
@@ -56,6 +65,15 @@ enum Direction {
     Backward,
 }
 
+/// The read of the next block into the cache.
+enum BlockPrefetch {
+    /// Not started since the cursor came to its block.
+    None,
+    InFlight(Direction, Pin<Box<dyn Future<Output = ()>>>),
+    /// In memory, or there is no further block.
+    Ended,
+}
+
 /// A cursor over the entries of one table. REQUIRES: the table's run is not freed while the cursor lives. If the future of an
 /// operation is dropped, the cursor has to seek anew.
 pub struct TableCursor {
@@ -66,6 +84,7 @@ pub struct TableCursor {
     block: Option<Arc<DataBlock>>,
     at: KeyBlockPosition<StoredEntry>,
     read_ahead: Option<RunBytes>,
+    prefetch: BlockPrefetch,
     /// The index, if the cache does not keep it.
     own_index: Option<Arc<TableIndex>>,
     unread: Option<UnreadPart>,
@@ -81,6 +100,7 @@ impl TableCursor {
             block: None,
             at: KeyBlockPosition::default(),
             read_ahead: None,
+            prefetch: BlockPrefetch::None,
             own_index: None,
             unread: None,
         }
@@ -115,6 +135,28 @@ impl TableCursor {
                 let _ = reader.block(block, CacheFill::Keep).await;
             }
         }
+    }
+
+    /// Starts to read the next block in a direction. REQUIRES: none was started since the cursor came to its block.
+    async fn start_prefetch(&mut self, direction: Direction) {
+        self.prefetch = BlockPrefetch::Ended;
+        if self.config.prefetches_blocks && self.config.fill == CacheFill::Keep {
+            let mut read: Pin<Box<dyn Future<Output = ()>>> = Box::pin(self.prefetch(direction));
+            let is_ended = poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_ready())).await;
+            if !is_ended {
+                self.prefetch = BlockPrefetch::InFlight(direction, read);
+            }
+        }
+    }
+
+    /// Waits for the block that is being read ahead in a direction, and drops a read in the other one.
+    async fn end_prefetch(&mut self, direction: Direction) {
+        if let BlockPrefetch::InFlight(started, read) = &mut self.prefetch
+            && *started == direction
+        {
+            read.await;
+        }
+        self.prefetch = BlockPrefetch::None;
     }
 
     fn leave_entry(&mut self) {
@@ -209,6 +251,7 @@ impl TableCursor {
         if self.block_at.body().is_none() {
             return Ok(());
         }
+        self.end_prefetch(direction).await;
         let index = self.index().await?;
         if step(&index, &mut self.block_at, direction) {
             match direction {
@@ -234,6 +277,7 @@ impl EntryCursor for TableCursor {
 
     async fn seek(&mut self, position: Position<'_>) -> Result<(), EngineError> {
         self.leave_entry();
+        self.prefetch = BlockPrefetch::None;
         let index = self.index().await?;
         if index.seek(&mut self.block_at, position)
             && !self.enter_block(&index, false, |block, at| block.seek(at, position)).await?
@@ -246,6 +290,7 @@ impl EntryCursor for TableCursor {
 
     async fn seek_before(&mut self, position: Option<Position<'_>>) -> Result<(), EngineError> {
         self.leave_entry();
+        self.prefetch = BlockPrefetch::None;
         let index = self.index().await?;
         let is_within = position.is_some_and(|position| index.seek(&mut self.block_at, position));
         if !is_within {
@@ -265,6 +310,9 @@ impl EntryCursor for TableCursor {
         if let Some(block) = &self.block
             && block.next(&mut self.at)
         {
+            if matches!(self.prefetch, BlockPrefetch::None) {
+                self.start_prefetch(Direction::Forward).await;
+            }
             return Ok(());
         }
         self.move_block(Direction::Forward).await
@@ -274,6 +322,9 @@ impl EntryCursor for TableCursor {
         if let Some(block) = &self.block
             && block.prev(&mut self.at)
         {
+            if matches!(self.prefetch, BlockPrefetch::None) {
+                self.start_prefetch(Direction::Backward).await;
+            }
             return Ok(());
         }
         self.move_block(Direction::Backward).await

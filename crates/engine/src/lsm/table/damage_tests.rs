@@ -115,7 +115,7 @@ fn scan(cursor: &mut TableCursor, is_forward: bool, table: &TableInfo) -> Salvag
 fn check(volume: &TestVolume, entries: &[OwnedEntry], table: &TableInfo) -> Vec<OwnedEntry> {
     let configs = [
         (true, TableCursorConfig::COMPACTION),
-        (false, TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes: 0 }),
+        (false, TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes: 0, prefetches_blocks: true }),
     ];
     let mut lost = None;
     for (is_forward, config) in configs {

@@ -116,7 +116,7 @@ proptest! {
         let (volume, entries) = (volume(seed), random_entries(seed, shape));
         let table = volume.write(7, config(seed), &entries);
         let read_ahead_bytes = [0, 0, 1500, 100_000][seed as usize / 16 % 4];
-        let mut cursor = volume.cursor(&table, TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes });
+        let mut cursor = volume.cursor(&table, TableCursorConfig { fill: CacheFill::Skip, read_ahead_bytes, prefetches_blocks: true });
         block_on(follow(&mut cursor, &entries, &moves, seed, &shape), || ());
     }
 }

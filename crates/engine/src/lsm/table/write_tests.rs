@@ -278,7 +278,8 @@ fn what_was_prefetched_is_not_read_again() {
     let table = volume.write(5, TableWriterConfig::default(), &entries);
     block_on(
         async {
-            let mut cursor = volume.cursor(&table, TableCursorConfig::ITERATOR);
+            let config = TableCursorConfig { prefetches_blocks: false, ..TableCursorConfig::ITERATOR };
+            let mut cursor = volume.cursor(&table, config);
             cursor.prefetch_next().await;
             assert_eq!(volume.reads.replace(0), 0, "the cursor is nowhere");
             cursor.seek(Position::START).await.expect("no fault");
