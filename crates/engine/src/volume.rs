@@ -12,7 +12,7 @@ use crate::{
     Durability, Engine, EngineKind, EngineStatistics, OpenError, PrefetchStage, VerifyFailure,
     VerifyObserver, VerifyReport,
 };
-use octokv_base::{BufferPool, RecordLayout, UnixTime};
+use octokv_base::{BufferPool, Nanos, RecordLayout, UnixTime};
 use octokv_device::Device;
 use std::fmt;
 use std::future::Future;
@@ -75,19 +75,33 @@ impl Default for FormatConfig {
     }
 }
 
-/// The wall clock, with which the expiry of keys is compared. The default one stands still at 0: nothing expires.
+/// The clocks of a volume: the wall clock, with which the expiry of keys is compared, and a monotonic one, by which an engine measures. The default ones stand still at 0:
+/// nothing expires.
 #[derive(Clone)]
-pub struct WallClock(Arc<dyn Fn() -> UnixTime + Send + Sync>);
+pub struct WallClock {
+    wall: Arc<dyn Fn() -> UnixTime + Send + Sync>,
+    monotonic: Arc<dyn Fn() -> Nanos + Send + Sync>,
+}
 
 impl WallClock {
-    /// A clock that `now` reads.
+    /// A wall clock that `now` reads. The monotonic one stands still.
     pub fn new(now: impl Fn() -> UnixTime + Send + Sync + 'static) -> WallClock {
-        WallClock(Arc::new(now))
+        WallClock { wall: Arc::new(now), monotonic: Arc::new(|| Nanos(0)) }
+    }
+
+    /// This wall clock, and a monotonic one that `elapsed` reads.
+    pub fn with_monotonic(self, elapsed: impl Fn() -> Nanos + Send + Sync + 'static) -> WallClock {
+        WallClock { monotonic: Arc::new(elapsed), ..self }
     }
 
     /// The time.
     pub fn now(&self) -> UnixTime {
-        (self.0)()
+        (self.wall)()
+    }
+
+    /// The time since some moment, which never decreases.
+    pub fn elapsed(&self) -> Nanos {
+        (self.monotonic)()
     }
 }
 

@@ -320,7 +320,7 @@ fn open_volume(
         cache_bytes: config.cache_bytes,
         prepare_bytes: config.prepare_bytes,
         compact_bytes_per_second: options.compact_bytes_per_second,
-        clock: WallClock::new(clock::wall),
+        clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
 }

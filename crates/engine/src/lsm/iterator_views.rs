@@ -14,6 +14,7 @@ use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::memtable_slot::{CursorSource, SlotCursor};
 use super::memtables::FlushedTables;
 use super::merge::MergingCursor;
+use super::prefetch_degree::{ConsumedValue, PrefetchDegree, PrefetchGrant, ScanHistory};
 use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
 use super::table::io::TableIo;
@@ -21,12 +22,15 @@ use super::table_meta::TableMeta;
 use super::tree_version::TreeVersion;
 use super::version_edit::LEVELS;
 use crate::EngineError;
-use octokv_base::{Buffer, UnixTime};
-use octokv_device::DeviceFuture;
+use octokv_base::{Buffer, Nanos, UnixTime};
+use octokv_device::{DeviceFuture, IoResult};
 use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
 use std::ops::Range;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// A cursor over one source of an iterator.
 pub(super) enum TreeSource {
@@ -85,8 +89,12 @@ impl EntryCursor for TreeSource {
 enum AheadValue {
     /// These bytes, or none if only keys are wanted.
     Inline(Box<[u8]>),
+    /// That of a record which is to be read when the pair is wanted.
+    Wanted(ValueAddress),
     /// That of a record which is being read.
     Reading(ValueAddress, Range<u64>, DeviceFuture),
+    /// That of a record whose read has ended.
+    HasRead(ValueAddress, Range<u64>, IoResult),
     /// Those bytes of a buffer.
     Read(Buffer, Range<usize>),
 }
@@ -96,6 +104,27 @@ struct AheadPair {
     key: Vec<u8>,
     value_bytes: usize,
     value: AheadValue,
+    /// When its read began.
+    began: Nanos,
+    /// How long its read took.
+    latency: Option<Nanos>,
+    /// Its memory, of all iterators'.
+    _grant: Option<PrefetchGrant>,
+}
+
+impl AheadPair {
+    /// Looks whether its read has ended.
+    fn look(&mut self, now: Nanos, context: &mut Context<'_>) {
+        if let AheadValue::Reading(_, _, read) = &mut self.value
+            && let Poll::Ready(result) = Pin::new(read).poll(context)
+        {
+            self.latency = Some(now.since(self.began));
+            let reading = std::mem::replace(&mut self.value, AheadValue::Inline(Box::default()));
+            if let AheadValue::Reading(address, units, _) = reading {
+                self.value = AheadValue::HasRead(address, units, result);
+            }
+        }
+    }
 }
 
 /// The next pair of an iterator.
@@ -122,8 +151,10 @@ pub(super) struct TreeView {
     has_to_step: bool,
     /// Of the lost ranges of the version, those that were reported.
     reported_lost: Vec<bool>,
-    /// Values that are read ahead of the next one.
-    degree: usize,
+    /// How many values are read ahead of the next one.
+    degree: PrefetchDegree,
+    /// When the consumer took the last value.
+    taken: Option<Nanos>,
 }
 
 /// The open views of a core.
@@ -131,32 +162,47 @@ pub(super) struct IteratorViews {
     /// With the iterator's number and that of its place; the one that was used last at the back.
     views: VecDeque<(u64, u64, TreeView)>,
     views_max: usize,
+    /// What the scans of this core say about the next one.
+    history: ScanHistory,
 }
 
 impl IteratorViews {
     /// None; at most `views_max`.
     pub(super) fn new(views_max: usize) -> IteratorViews {
-        IteratorViews { views: VecDeque::new(), views_max }
+        IteratorViews { views: VecDeque::new(), views_max, history: ScanHistory::default() }
     }
 
     /// Takes the view of an iterator, if it is at the iterator's place.
     pub(super) fn take(&mut self, id: u64, place_number: u64) -> Option<TreeView> {
         let index = self.views.iter().position(|(other, ..)| *other == id)?;
         let (_, number, view) = self.views.remove(index)?;
-        (number == place_number).then_some(view)
+        if number != place_number {
+            self.history.end_scan(&view.degree);
+            return None;
+        }
+        Some(view)
     }
 
     /// Keeps the view of an iterator, which is at the place with this number.
     pub(super) fn keep(&mut self, id: u64, place_number: u64, view: TreeView) {
-        if self.views.len() >= self.views_max {
-            self.views.pop_front();
+        if self.views.len() >= self.views_max
+            && let Some((.., oldest)) = self.views.pop_front()
+        {
+            self.history.end_scan(&oldest.degree);
         }
         self.views.push_back((id, place_number, view));
     }
 
     /// Drops the views of which `has_ended` says so.
     pub(super) fn drop_ended(&mut self, has_ended: impl Fn(u64) -> bool) {
-        self.views.retain(|(id, ..)| !has_ended(*id));
+        let history = &mut self.history;
+        self.views.retain(|(id, _, view)| {
+            let is_live = !has_ended(*id);
+            if !is_live {
+                history.end_scan(&view.degree);
+            }
+            is_live
+        });
     }
 }
 
@@ -164,7 +210,8 @@ impl LsmCore {
     /// Cursors over all that an iterator keeps, the newest entries first.
     pub(super) fn tree_sources(&self, sources: IteratorSources) -> Vec<TreeSource> {
         let IteratorSources { slots, version } = sources;
-        let config = LevelCursorConfig::ITERATOR;
+        let prefetches_index = self.volume.settings.prefetches_index;
+        let config = LevelCursorConfig { prefetches_index, ..LevelCursorConfig::ITERATOR };
         let slot = |slot| TreeSource::Slot(SlotCursor::new(slot, Rc::clone(&self.io)));
         let of_table = |table: &Arc<TableMeta>| {
             let tables = vec![Arc::clone(table)];
@@ -209,7 +256,8 @@ impl LsmCore {
             is_at_end: iterator.is_empty() || *place == IteratorPlace::End,
             has_to_step: false,
             reported_lost,
-            degree: self.volume.settings.prefetch_degree,
+            degree: PrefetchDegree::new(self.volume.settings.prefetch, &self.views.borrow().history),
+            taken: None,
         };
         if !view.is_at_end {
             view.seek(place, yield_point).await;
@@ -229,7 +277,7 @@ impl LsmCore {
         if let Some(error) = view.failed_before.take() {
             return Err(error);
         }
-        while view.ahead.len() <= view.degree && view.failed.is_none() && !view.is_at_end {
+        while view.ahead.len() <= view.degree.degree() as usize && view.failed.is_none() && !view.is_at_end {
             if let Err(error) = self.look_ahead(view, yield_point).await {
                 view.failed = Some(error);
             }
@@ -242,7 +290,7 @@ impl LsmCore {
         Ok(view.ahead.front().map(|pair| NextPair { key: &pair.key, value_bytes: pair.value_bytes }))
     }
 
-    /// Waits for the value of the next pair, and gives the pair's key and value. REQUIRES: there is a next pair.
+    /// Waits for the value of the next pair, passes key and value to `push`, and gives the key. REQUIRES: there is a next pair.
     ///
     /// # Errors
     /// The value cannot be read; the pair is passed.
@@ -251,21 +299,54 @@ impl LsmCore {
         view: &mut TreeView,
         push: impl FnOnce(&[u8], &[u8]),
     ) -> (Vec<u8>, Result<(), EngineError>) {
-        let AheadPair { key, value, .. } = view.ahead.pop_front().expect("there is a next pair");
-        let value = match value {
-            AheadValue::Reading(address, units, read) => match read.await.into_read() {
+        let clock = &self.volume.clock;
+        let wanted = clock.elapsed();
+        poll_fn(|context| {
+            // The first one, too: it did not keep the consumer waiting if it is there.
+            view.ahead.iter_mut().for_each(|pair| pair.look(wanted, context));
+            Poll::Ready(())
+        })
+        .await;
+        let mut pair = view.ahead.pop_front().expect("there is a next pair");
+        if let AheadValue::Wanted(address) = pair.value {
+            pair.began = clock.elapsed();
+            match self.start_value(&view.version, &pair.key, address) {
+                Ok(reading) => pair.value = reading,
+                Err(error) => return (pair.key, Err(error)),
+            }
+        }
+        let is_waiting = matches!(pair.value, AheadValue::Reading(..));
+        poll_fn(|context| {
+            pair.look(clock.elapsed(), context);
+            if matches!(pair.value, AheadValue::Reading(..)) { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        let had = if is_waiting { clock.elapsed() } else { wanted };
+        view.degree.consume(&ConsumedValue {
+            waited: had.since(wanted),
+            interval: view.taken.map(|taken| had.since(taken)),
+            latency: pair.latency,
+            bytes: pair.value_bytes as u64,
+        });
+        view.taken = Some(had);
+        let AheadPair { key, value, .. } = pair;
+        let pushed = match value {
+            AheadValue::Inline(value) => {
+                push(&key, &value);
+                Ok(())
+            }
+            AheadValue::Read(buffer, range) => {
+                push(&key, &buffer[range]);
+                Ok(())
+            }
+            AheadValue::HasRead(address, units, result) => match result.into_read() {
                 Ok(buffer) => self
                     .check_record(&buffer, units.start, &key, address)
-                    .map(|range| AheadValue::Read(buffer, range)),
+                    .map(|range| push(&key, &buffer[range])),
                 Err(error) => Err(self.io.failed(error)),
             },
-            value => Ok(value),
+            AheadValue::Wanted(_) | AheadValue::Reading(..) => unreachable!("waited for above"),
         };
-        let pushed = value.map(|value| match &value {
-            AheadValue::Inline(value) => push(&key, value),
-            AheadValue::Read(buffer, range) => push(&key, &buffer[range.clone()]),
-            AheadValue::Reading(..) => unreachable!("read above"),
-        });
         (key, pushed)
     }
 
@@ -298,28 +379,44 @@ impl LsmCore {
             return self.look_up_ahead(view, key).await;
         }
         let Some(entry) = view.view.entry() else { return Ok(()) };
-        let value = match entry.value {
-            _ if view.keys_only => AheadValue::Inline(Box::default()),
+        let mut grant = None;
+        let (value, value_bytes) = match entry.value {
+            _ if view.keys_only => (AheadValue::Inline(Box::default()), 0),
             EntryValue::Tombstone => return Ok(()),
-            EntryValue::Inline(value) => AheadValue::Inline(value.into()),
-            EntryValue::InSegment(address) => self.begin_value(view, &key, address)?,
+            EntryValue::Inline(value) => (AheadValue::Inline(value.into()), value.len()),
+            EntryValue::InSegment(address) => {
+                grant = self.volume.prefetch_budget.take(u64::from(address.value_bytes));
+                // Without memory it is read when it is wanted.
+                let started = match grant {
+                    Some(_) => self.start_value(&view.version, &key, address),
+                    None => Ok(AheadValue::Wanted(address)),
+                };
+                let value = match started {
+                    Err(EngineError::NoMemory) => {
+                        grant = None;
+                        AheadValue::Wanted(address)
+                    }
+                    other => other?,
+                };
+                (value, address.value_bytes as usize)
+            }
         };
-        let value_bytes = match &value {
-            AheadValue::Inline(value) => value.len(),
-            AheadValue::Reading(address, ..) => address.value_bytes as usize,
-            AheadValue::Read(_, range) => range.len(),
-        };
-        view.ahead.push_back(AheadPair { key, value_bytes, value });
+        let began = self.volume.clock.elapsed();
+        view.ahead.push_back(AheadPair { key, value_bytes, value, began, latency: None, _grant: grant });
         Ok(())
     }
 
-    fn begin_value(
+    /// Starts to read the value of a record.
+    ///
+    /// # Errors
+    /// No memory, and [`EngineError::Corrupt`] if the version has no such record.
+    fn start_value(
         &self,
-        view: &TreeView,
+        version: &TreeVersion,
         key: &[u8],
         address: ValueAddress,
     ) -> Result<AheadValue, EngineError> {
-        let units = self.record_units(&view.version, key, address)?;
+        let units = self.record_units(version, key, address)?;
         let units = units.ok_or_else(|| self.corrupt(self.volume.fixed().layout.data_start_unit))?;
         let read = self.start_read(&units)?;
         Ok(AheadValue::Reading(address, units, read))
@@ -343,7 +440,8 @@ impl LsmCore {
             }
         };
         let value_bytes = if view.keys_only { 0 } else { found.value_bytes as usize };
-        view.ahead.push_back(AheadPair { key, value_bytes, value });
+        let began = self.volume.clock.elapsed();
+        view.ahead.push_back(AheadPair { key, value_bytes, value, began, latency: None, _grant: None });
         Ok(())
     }
 

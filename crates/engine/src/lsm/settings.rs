@@ -4,6 +4,7 @@
 
 use super::compaction::CompactionSettings;
 use super::pacing::PacingSettings;
+use super::prefetch_degree::PrefetchMode;
 use crate::common::volume_layout::VolumeLayout;
 use octokv_base::Nanos;
 
@@ -26,8 +27,12 @@ pub struct TreeSettings {
     pub snapshots_max: usize,
     /// An iterator that is not used for so long ends.
     pub iterator_idle: Nanos,
-    /// Values that an iterator reads ahead of the next one.
-    pub prefetch_degree: usize,
+    /// How many values an iterator reads ahead of the next one.
+    pub prefetch: PrefetchMode,
+    /// The bytes of values that all iterators hold ahead.
+    pub prefetch_bytes: u64,
+    /// Whether an iterator reads the index of the next table ahead.
+    pub prefetches_index: bool,
     /// The views that a core keeps open, of iterators that it advanced last.
     pub views_max: usize,
     /// What is compacted.
@@ -60,7 +65,9 @@ impl TreeSettings {
             },
             snapshots_max: 4096,
             iterator_idle: Nanos::from_secs(600),
-            prefetch_degree: 4,
+            prefetch: PrefetchMode::Adaptive,
+            prefetch_bytes: (data_bytes / 64).clamp(4 << 20, 64 << 20),
+            prefetches_index: true,
             views_max: 64,
             compaction: CompactionSettings {
                 level1_bytes: 4 * memtable_bytes,

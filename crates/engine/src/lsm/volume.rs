@@ -6,6 +6,7 @@ use super::iterator_list::IteratorList;
 use super::journal::{ChangeContents, JournalChange};
 use super::journal_room::JournalRoom;
 use super::memtables::Memtables;
+use super::prefetch_degree::PrefetchBudget;
 use super::retention::ForgottenTombstones;
 use super::settings::TreeSettings;
 use super::snapshots::SnapshotList;
@@ -73,6 +74,8 @@ pub struct LsmVolume {
     pub(super) snapshots: Arc<SnapshotList>,
     pub(super) iterators: IteratorList,
     pub(super) cache: Arc<TableCache>,
+    /// The memory of values that iterators read ahead.
+    pub(super) prefetch_budget: Arc<PrefetchBudget>,
     pub(super) space: SpaceAllocator,
     pub(super) commits: CommitQueue<JournalChange>,
     pub(super) journal_room: JournalRoom,
@@ -145,6 +148,7 @@ impl LsmVolume {
             snapshots: SnapshotList::new(settings.snapshots_max),
             iterators: IteratorList::new(config.cores),
             cache: Arc::new(TableCache::new(settings.cache_bytes)),
+            prefetch_budget: PrefetchBudget::new(settings.prefetch_bytes),
             space: state.space,
             commits: CommitQueue::new(
                 state.position,
