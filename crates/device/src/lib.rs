@@ -24,7 +24,7 @@ pub use ssd_model::SimulatedSsd;
 
 pub use octokv_runtime::{HeldBytes, ReadGuard};
 
-use octokv_base::{Buffer, Lba};
+use octokv_base::{Buffer, Lba, Nanos};
 pub use octokv_runtime::device_queue::VECTOR_BUFFERS_MAX;
 use octokv_runtime::device_queue::{CompletionFuture, IoCompletion};
 use std::future::Future;
@@ -114,6 +114,10 @@ pub trait Device {
     }
     /// The name for logs and errors: a path, or the name of a test device.
     fn name(&self) -> &str;
+    /// The time of its core, if it has a clock: what latencies of operations are measured by.
+    fn now(&self) -> Option<Nanos> {
+        None
+    }
     /// Fills `buffer` from the blocks at `at`. REQUIRES: the buffer's length is whole blocks.
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture;
     /// Writes all of `buffer` to the blocks at `at`. REQUIRES: the buffer's length is whole blocks.

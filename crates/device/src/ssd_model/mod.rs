@@ -109,6 +109,9 @@ impl Device for SimulatedSsd {
     fn name(&self) -> &str {
         self.inner.name()
     }
+    fn now(&self) -> Option<Nanos> {
+        Some(self.handle.now())
+    }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         if !self.geometry().is_valid_range(at, buffer.len()) {
             return DeviceFuture::out_of_range(Some(buffer));

@@ -1,5 +1,8 @@
 //! Views of iterators on one core: cursors over the sources of an iterator, kept between its calls, and the pairs that were read ahead of them.
 //!
+//! Value prefetch (IterKVSSD): when the N-th pair is taken, the reads of the values up to the (N + D)-th are started; which D, [`super::prefetch_degree`] finds, by the
+//! device's clock. With D = 0 a value is read when its pair is taken.
+//!
 //! In: an iterator with its place. Out: its next pair. A core keeps the views of the iterators that it advanced last; an iterator that comes from another core, or
 //! whose view was given up, seeks from its place.
 //!
@@ -14,7 +17,7 @@ use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::memtable_slot::{CursorSource, SlotCursor};
 use super::memtables::FlushedTables;
 use super::merge::MergingCursor;
-use super::prefetch_degree::{ConsumedValue, PrefetchDegree, PrefetchGrant, ScanHistory};
+use super::prefetch_degree::{ConsumedValue, PrefetchDegree, PrefetchGrant, PrefetchMode, ScanHistory};
 use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
 use super::table::io::TableIo;
@@ -32,10 +35,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+/// The degree of value prefetch on a device without a clock.
+const DEGREE_WITHOUT_CLOCK: u32 = 4;
+
 /// A cursor over one source of an iterator.
 pub(super) enum TreeSource {
     /// A memtable, or the tables that it became.
-    Slot(SlotCursor<FlushedTables>),
+    Slot(Box<SlotCursor<FlushedTables>>),
     /// Tables.
     Tables(Box<LevelCursor>),
 }
@@ -89,14 +95,36 @@ impl EntryCursor for TreeSource {
 enum AheadValue {
     /// These bytes, or none if only keys are wanted.
     Inline(Box<[u8]>),
-    /// That of a record which is to be read when the pair is wanted.
-    Wanted(ValueAddress),
+    /// That of a record in these units, which is not being read yet.
+    InSegment(ValueAddress, Range<u64>),
     /// That of a record which is being read.
-    Reading(ValueAddress, Range<u64>, DeviceFuture),
-    /// That of a record whose read has ended.
-    HasRead(ValueAddress, Range<u64>, IoResult),
+    Reading(ValueAddress, Range<u64>, ValueRead),
     /// Those bytes of a buffer.
     Read(Buffer, Range<usize>),
+}
+
+/// The read of a record.
+struct ValueRead {
+    read: DeviceFuture,
+    /// Its outcome, if it was seen before the value was wanted.
+    result: Option<IoResult>,
+    began: Option<Nanos>,
+    /// How long it took, up to the moment in which its end was seen.
+    latency: Option<Nanos>,
+    /// For a read before the value was wanted.
+    _grant: Option<PrefetchGrant>,
+}
+
+impl ValueRead {
+    /// Notes the end of the read, if it has come.
+    fn poll(&mut self, context: &mut Context<'_>, now: Option<Nanos>) -> Poll<()> {
+        if self.result.is_none() {
+            let Poll::Ready(result) = Pin::new(&mut self.read).poll(context) else { return Poll::Pending };
+            self.latency = now.zip(self.began).map(|(now, began)| now.since(began));
+            self.result = Some(result);
+        }
+        Poll::Ready(())
+    }
 }
 
 /// A pair that the view has passed and the iterator has not.
@@ -127,6 +155,21 @@ impl AheadPair {
     }
 }
 
+/// The value of a pair that an iterator passes.
+pub(super) enum TakenValue {
+    Inline(Box<[u8]>),
+    Read(Buffer, Range<usize>),
+}
+
+impl TakenValue {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            TakenValue::Inline(value) => value,
+            TakenValue::Read(buffer, range) => &buffer[range.clone()],
+        }
+    }
+}
+
 /// The next pair of an iterator.
 pub(super) struct NextPair<'a> {
     pub key: &'a [u8],
@@ -153,8 +196,8 @@ pub(super) struct TreeView {
     reported_lost: Vec<bool>,
     /// How many values are read ahead of the next one.
     degree: PrefetchDegree,
-    /// When the consumer took the last value.
-    taken: Option<Nanos>,
+    /// When the last value was taken, by the device's clock.
+    taken_at: Option<Nanos>,
 }
 
 /// The open views of a core.
@@ -186,9 +229,9 @@ impl IteratorViews {
     /// Keeps the view of an iterator, which is at the place with this number.
     pub(super) fn keep(&mut self, id: u64, place_number: u64, view: TreeView) {
         if self.views.len() >= self.views_max
-            && let Some((.., oldest)) = self.views.pop_front()
+            && let Some((.., given_up)) = self.views.pop_front()
         {
-            self.history.end_scan(&oldest.degree);
+            self.history.end_scan(&given_up.degree);
         }
         self.views.push_back((id, place_number, view));
     }
@@ -197,11 +240,11 @@ impl IteratorViews {
     pub(super) fn drop_ended(&mut self, has_ended: impl Fn(u64) -> bool) {
         let history = &mut self.history;
         self.views.retain(|(id, _, view)| {
-            let is_live = !has_ended(*id);
-            if !is_live {
+            let has_ended = has_ended(*id);
+            if has_ended {
                 history.end_scan(&view.degree);
             }
-            is_live
+            !has_ended
         });
     }
 }
@@ -210,9 +253,8 @@ impl LsmCore {
     /// Cursors over all that an iterator keeps, the newest entries first.
     pub(super) fn tree_sources(&self, sources: IteratorSources) -> Vec<TreeSource> {
         let IteratorSources { slots, version } = sources;
-        let prefetches_index = self.volume.settings.prefetches_index;
-        let config = LevelCursorConfig { prefetches_index, ..LevelCursorConfig::ITERATOR };
-        let slot = |slot| TreeSource::Slot(SlotCursor::new(slot, Rc::clone(&self.io)));
+        let config = self.volume.settings.iterator_cursors;
+        let slot = |slot| TreeSource::Slot(Box::new(SlotCursor::new(slot, Rc::clone(&self.io))));
         let of_table = |table: &Arc<TableMeta>| {
             let tables = vec![Arc::clone(table)];
             TreeSource::Tables(Box::new(LevelCursor::of_tables(Rc::clone(&self.io), tables, config)))
@@ -243,6 +285,15 @@ impl LsmCore {
         };
         let point = iterator.snapshot.point();
         let reported_lost = vec![false; version.lost().as_slice().len()];
+        let settings = &self.volume.settings;
+        let mode = match (self.device.now(), options.keys_only) {
+            (_, true) => PrefetchMode::Fixed(0),
+            (None, _) if settings.prefetch == PrefetchMode::Adaptive => {
+                PrefetchMode::Fixed(DEGREE_WITHOUT_CLOCK)
+            }
+            _ => settings.prefetch,
+        };
+        let degree = PrefetchDegree::new(mode, &self.views.borrow().history);
         let mut view = TreeView {
             view: SnapshotView::new(merge, point, bounds),
             version,
@@ -256,8 +307,8 @@ impl LsmCore {
             is_at_end: iterator.is_empty() || *place == IteratorPlace::End,
             has_to_step: false,
             reported_lost,
-            degree: PrefetchDegree::new(self.volume.settings.prefetch, &self.views.borrow().history),
-            taken: None,
+            degree,
+            taken_at: None,
         };
         if !view.is_at_end {
             view.seek(place, yield_point).await;
@@ -265,7 +316,7 @@ impl LsmCore {
         view
     }
 
-    /// Reads ahead as far as the view may, and gives the next pair; `None` at the end.
+    /// Gives the next pair; `None` at the end. Starts to read no value.
     ///
     /// # Errors
     /// What the next step met; the one after it goes on behind that.
@@ -277,11 +328,7 @@ impl LsmCore {
         if let Some(error) = view.failed_before.take() {
             return Err(error);
         }
-        while view.ahead.len() <= view.degree.degree() as usize && view.failed.is_none() && !view.is_at_end {
-            if let Err(error) = self.look_ahead(view, yield_point).await {
-                view.failed = Some(error);
-            }
-        }
+        self.look_ahead_to(view, 1, yield_point).await;
         if view.ahead.is_empty()
             && let Some(error) = view.failed.take()
         {
@@ -290,67 +337,75 @@ impl LsmCore {
         Ok(view.ahead.front().map(|pair| NextPair { key: &pair.key, value_bytes: pair.value_bytes }))
     }
 
-    /// Waits for the value of the next pair, passes key and value to `push`, and gives the key. REQUIRES: there is a next pair.
+    /// Starts to read the values ahead, waits for that of the next pair, and gives its key and value. REQUIRES: there is a next pair.
     ///
     /// # Errors
     /// The value cannot be read; the pair is passed.
     pub(super) async fn take_pair(
         &self,
         view: &mut TreeView,
-        push: impl FnOnce(&[u8], &[u8]),
-    ) -> (Vec<u8>, Result<(), EngineError>) {
-        let clock = &self.volume.clock;
-        let wanted = clock.elapsed();
-        poll_fn(|context| {
-            // The first one, too: it did not keep the consumer waiting if it is there.
-            view.ahead.iter_mut().for_each(|pair| pair.look(wanted, context));
-            Poll::Ready(())
-        })
-        .await;
-        let mut pair = view.ahead.pop_front().expect("there is a next pair");
-        if let AheadValue::Wanted(address) = pair.value {
-            pair.began = clock.elapsed();
-            match self.start_value(&view.version, &pair.key, address) {
-                Ok(reading) => pair.value = reading,
-                Err(error) => return (pair.key, Err(error)),
-            }
+        yield_point: &mut impl AsyncFnMut(),
+    ) -> (Vec<u8>, Result<TakenValue, EngineError>) {
+        let wanted_at = self.device.now();
+        if wanted_at.is_some() {
+            view.note_ended_reads(wanted_at).await;
         }
-        let is_waiting = matches!(pair.value, AheadValue::Reading(..));
-        poll_fn(|context| {
-            pair.look(clock.elapsed(), context);
-            if matches!(pair.value, AheadValue::Reading(..)) { Poll::Pending } else { Poll::Ready(()) }
-        })
-        .await;
-        let had = if is_waiting { clock.elapsed() } else { wanted };
-        view.degree.consume(&ConsumedValue {
-            waited: had.since(wanted),
-            interval: view.taken.map(|taken| had.since(taken)),
-            latency: pair.latency,
-            bytes: pair.value_bytes as u64,
-        });
-        view.taken = Some(had);
-        let AheadPair { key, value, .. } = pair;
-        let pushed = match value {
-            AheadValue::Inline(value) => {
-                push(&key, &value);
-                Ok(())
-            }
-            AheadValue::Read(buffer, range) => {
-                push(&key, &buffer[range]);
-                Ok(())
-            }
-            AheadValue::HasRead(address, units, result) => match result.into_read() {
-                Ok(buffer) => self
-                    .check_record(&buffer, units.start, &key, address)
-                    .map(|range| push(&key, &buffer[range])),
-                Err(error) => Err(self.io.failed(error)),
-            },
-            AheadValue::Wanted(_) | AheadValue::Reading(..) => unreachable!("waited for above"),
+        let AheadPair { key, value, value_bytes } = view.ahead.pop_front().expect("there is a next pair");
+        let value = match value {
+            AheadValue::InSegment(address, units) => self.begin_value(address, units, None),
+            value => Ok(value),
         };
-        (key, pushed)
+        let degree = view.degree.degree() as usize;
+        self.look_ahead_to(view, degree, yield_point).await;
+        self.begin_values_ahead(view, degree);
+        let mut latency = None;
+        let value = match value {
+            Ok(AheadValue::Reading(address, units, mut read)) => {
+                poll_fn(|context| read.poll(context, self.device.now())).await;
+                latency = read.latency;
+                match read.result.expect("it has ended").into_read() {
+                    Ok(buffer) => self
+                        .check_record(&buffer, units.start, &key, address)
+                        .map(|range| AheadValue::Read(buffer, range)),
+                    Err(error) => Err(self.io.failed(error)),
+                }
+            }
+            value => value,
+        };
+        if let (Some(wanted_at), Some(had_at)) = (wanted_at, self.device.now()) {
+            let interval = view.taken_at.replace(had_at).map(|taken_at| had_at.since(taken_at));
+            let bytes = value_bytes as u64;
+            view.degree.consume(&ConsumedValue { waited: had_at.since(wanted_at), interval, latency, bytes });
+        }
+        let taken = value.map(|value| match value {
+            AheadValue::Inline(value) => TakenValue::Inline(value),
+            AheadValue::Read(buffer, range) => TakenValue::Read(buffer, range),
+            AheadValue::InSegment(..) | AheadValue::Reading(..) => unreachable!("read above"),
+        });
+        (key, taken)
     }
 
-    /// Steps the view, and begins to read the value at which it is then.
+    /// Steps the view until so many pairs are ahead. What it meets comes behind them.
+    async fn look_ahead_to(&self, view: &mut TreeView, pairs: usize, yield_point: &mut impl AsyncFnMut()) {
+        while view.ahead.len() < pairs && view.failed.is_none() && !view.is_at_end {
+            if let Err(error) = self.look_ahead(view, yield_point).await {
+                view.failed = Some(error);
+            }
+        }
+    }
+
+    /// Starts the reads of the first pairs ahead, as far as there is memory.
+    fn begin_values_ahead(&self, view: &mut TreeView, pairs: usize) {
+        for pair in view.ahead.iter_mut().take(pairs) {
+            let AheadValue::InSegment(address, units) = &pair.value else { continue };
+            let Some(grant) = self.volume.prefetch_budget.take(pair.value_bytes as u64) else { return };
+            // One that has no buffer now is read when it is wanted.
+            let Ok(value) = self.begin_value(*address, units.clone(), Some(grant)) else { return };
+            pair.value = value;
+        }
+    }
+
+    /// Steps the view, and adds the pair at which it is then.
     async fn look_ahead(
         &self,
         view: &mut TreeView,
@@ -383,42 +438,37 @@ impl LsmCore {
         let (value, value_bytes) = match entry.value {
             _ if view.keys_only => (AheadValue::Inline(Box::default()), 0),
             EntryValue::Tombstone => return Ok(()),
-            EntryValue::Inline(value) => (AheadValue::Inline(value.into()), value.len()),
+            EntryValue::Inline(value) => AheadValue::Inline(value.into()),
             EntryValue::InSegment(address) => {
-                grant = self.volume.prefetch_budget.take(u64::from(address.value_bytes));
-                // Without memory it is read when it is wanted.
-                let started = match grant {
-                    Some(_) => self.start_value(&view.version, &key, address),
-                    None => Ok(AheadValue::Wanted(address)),
-                };
-                let value = match started {
-                    Err(EngineError::NoMemory) => {
-                        grant = None;
-                        AheadValue::Wanted(address)
-                    }
-                    other => other?,
-                };
-                (value, address.value_bytes as usize)
+                let units = self.record_units(&view.version, &key, address)?;
+                let corrupt = || self.corrupt(self.volume.fixed().layout.data_start_unit);
+                AheadValue::InSegment(address, units.ok_or_else(corrupt)?)
             }
         };
-        let began = self.volume.clock.elapsed();
-        view.ahead.push_back(AheadPair { key, value_bytes, value, began, latency: None, _grant: grant });
+        let value_bytes = match &value {
+            AheadValue::Inline(value) => value.len(),
+            AheadValue::InSegment(address, ..) | AheadValue::Reading(address, ..) => {
+                address.value_bytes as usize
+            }
+            AheadValue::Read(_, range) => range.len(),
+        };
+        view.ahead.push_back(AheadPair { key, value_bytes, value });
         Ok(())
     }
 
-    /// Starts to read the value of a record.
+    /// Starts to read a value.
     ///
     /// # Errors
-    /// No memory, and [`EngineError::Corrupt`] if the version has no such record.
-    fn start_value(
+    /// [`EngineError::NoMemory`].
+    fn begin_value(
         &self,
-        version: &TreeVersion,
-        key: &[u8],
         address: ValueAddress,
+        units: Range<u64>,
+        grant: Option<PrefetchGrant>,
     ) -> Result<AheadValue, EngineError> {
-        let units = self.record_units(version, key, address)?;
-        let units = units.ok_or_else(|| self.corrupt(self.volume.fixed().layout.data_start_unit))?;
         let read = self.start_read(&units)?;
+        let began = self.device.now();
+        let read = ValueRead { read, result: None, began, latency: None, _grant: grant };
         Ok(AheadValue::Reading(address, units, read))
     }
 
@@ -494,6 +544,19 @@ impl TreeView {
                 true => range.first_key[..] > key[..],
             });
         }
+    }
+
+    /// Notes which of the reads ahead have ended.
+    async fn note_ended_reads(&mut self, now: Option<Nanos>) {
+        poll_fn(|context| {
+            for pair in &mut self.ahead {
+                if let AheadValue::Reading(.., read) = &mut pair.value {
+                    let _ = read.poll(context, now);
+                }
+            }
+            Poll::Ready(())
+        })
+        .await;
     }
 
     async fn step(&mut self, yield_point: &mut impl AsyncFnMut()) -> Result<(), EngineError> {

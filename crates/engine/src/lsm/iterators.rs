@@ -51,9 +51,13 @@ impl LsmCore {
                 }
                 Err(error) => break Err(error),
             }
-            let (key, taken) = self.take_pair(&mut view, |key, value| sink.push(key, value)).await;
+            let mut yield_point = async || sink.yield_point().await;
+            let (key, taken) = self.take_pair(&mut view, &mut yield_point).await;
             match taken {
-                Ok(()) => has_received = true,
+                Ok(ref value) => {
+                    sink.push(&key, value.bytes());
+                    has_received = true;
+                }
                 Err(EngineError::Corrupt { .. }) => {}
                 // It may succeed later: the pair is still the next.
                 Err(error) => break Err(error),

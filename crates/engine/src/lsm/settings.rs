@@ -3,6 +3,7 @@
 //! Small volumes have small parts, so that a tenth of the space holds several memtables, tables and segments, and so that a test meets what a large volume meets.
 
 use super::compaction::CompactionSettings;
+use super::level_cursor::LevelCursorConfig;
 use super::pacing::PacingSettings;
 use super::prefetch_degree::PrefetchMode;
 use crate::common::volume_layout::VolumeLayout;
@@ -29,10 +30,10 @@ pub struct TreeSettings {
     pub iterator_idle: Nanos,
     /// How many values an iterator reads ahead of the next one.
     pub prefetch: PrefetchMode,
-    /// The bytes of values that all iterators hold ahead.
-    pub prefetch_bytes: u64,
-    /// Whether an iterator reads the index of the next table ahead.
-    pub prefetches_index: bool,
+    /// What all iterators hold ahead at most, in bytes of values.
+    pub prefetch_bytes_max: u64,
+    /// How an iterator reads tables.
+    pub iterator_cursors: LevelCursorConfig,
     /// The views that a core keeps open, of iterators that it advanced last.
     pub views_max: usize,
     /// What is compacted.
@@ -66,8 +67,8 @@ impl TreeSettings {
             snapshots_max: 4096,
             iterator_idle: Nanos::from_secs(600),
             prefetch: PrefetchMode::Adaptive,
-            prefetch_bytes: (data_bytes / 64).clamp(4 << 20, 64 << 20),
-            prefetches_index: true,
+            prefetch_bytes_max: 64 << 20,
+            iterator_cursors: LevelCursorConfig::ITERATOR,
             views_max: 64,
             compaction: CompactionSettings {
                 level1_bytes: 4 * memtable_bytes,

@@ -107,10 +107,9 @@ impl LsmCore {
             match self.next_pair(&mut view, &mut yield_point).await {
                 Ok(None) => break,
                 Ok(Some(_)) => {
-                    let mut value_bytes = 0;
-                    let (key, taken) = self.take_pair(&mut view, |_, value| value_bytes = value.len()).await;
+                    let (key, taken) = self.take_pair(&mut view, &mut yield_point).await;
                     match taken {
-                        Ok(()) => report.value_bytes += value_bytes as u64,
+                        Ok(value) => report.value_bytes += value.bytes().len() as u64,
                         Err(EngineError::Corrupt { lba, .. }) => {
                             let (key, kind) = (Key::new(&key), ProblemKind::Value);
                             report.problems.push(RecordProblem { lba, key, kind });

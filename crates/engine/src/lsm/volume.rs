@@ -74,7 +74,6 @@ pub struct LsmVolume {
     pub(super) snapshots: Arc<SnapshotList>,
     pub(super) iterators: IteratorList,
     pub(super) cache: Arc<TableCache>,
-    /// The memory of values that iterators read ahead.
     pub(super) prefetch_budget: Arc<PrefetchBudget>,
     pub(super) space: SpaceAllocator,
     pub(super) commits: CommitQueue<JournalChange>,
@@ -148,7 +147,7 @@ impl LsmVolume {
             snapshots: SnapshotList::new(settings.snapshots_max),
             iterators: IteratorList::new(config.cores),
             cache: Arc::new(TableCache::new(settings.cache_bytes)),
-            prefetch_budget: PrefetchBudget::new(settings.prefetch_bytes),
+            prefetch_budget: PrefetchBudget::new(settings.prefetch_bytes_max),
             space: state.space,
             commits: CommitQueue::new(
                 state.position,
