@@ -75,23 +75,23 @@ impl Default for FormatConfig {
     }
 }
 
-/// The clocks of a volume: the wall clock, with which the expiry of keys is compared, and a monotonic one, by which an engine measures. The default ones stand still at 0:
-/// nothing expires.
+/// The clocks of a volume: the wall clock, with which the expiry of keys is compared, and a monotonic one, by which an engine measures, if there is one. The default wall
+/// clock stands still at 0: nothing expires.
 #[derive(Clone)]
 pub struct WallClock {
     wall: Arc<dyn Fn() -> UnixTime + Send + Sync>,
-    monotonic: Arc<dyn Fn() -> Nanos + Send + Sync>,
+    monotonic: Option<Arc<dyn Fn() -> Nanos + Send + Sync>>,
 }
 
 impl WallClock {
-    /// A wall clock that `now` reads. The monotonic one stands still.
+    /// A wall clock that `now` reads, without a monotonic one.
     pub fn new(now: impl Fn() -> UnixTime + Send + Sync + 'static) -> WallClock {
-        WallClock { wall: Arc::new(now), monotonic: Arc::new(|| Nanos(0)) }
+        WallClock { wall: Arc::new(now), monotonic: None }
     }
 
     /// This wall clock, and a monotonic one that `elapsed` reads.
     pub fn with_monotonic(self, elapsed: impl Fn() -> Nanos + Send + Sync + 'static) -> WallClock {
-        WallClock { monotonic: Arc::new(elapsed), ..self }
+        WallClock { monotonic: Some(Arc::new(elapsed)), ..self }
     }
 
     /// The time.
@@ -99,9 +99,9 @@ impl WallClock {
         (self.wall)()
     }
 
-    /// The time since some moment, which never decreases.
-    pub fn elapsed(&self) -> Nanos {
-        (self.monotonic)()
+    /// The time since some moment, which never decreases; `None` without a monotonic clock.
+    pub fn elapsed(&self) -> Option<Nanos> {
+        self.monotonic.as_ref().map(|elapsed| elapsed())
     }
 }
 

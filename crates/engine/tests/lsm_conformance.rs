@@ -7,7 +7,7 @@ use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::conformance::{self, EngineFixture, Operation, TaskSet};
 use octokv_engine::contract_clauses::{Clauses, TestClock};
 use octokv_engine::lsm::LsmEngine;
-use octokv_engine::{Capability, Durability, Engine, WallClock};
+use octokv_engine::{Capability, Durability, WallClock};
 use octokv_runtime::block_on;
 use proptest::collection::vec;
 use proptest::prelude::*;

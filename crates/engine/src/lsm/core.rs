@@ -5,7 +5,7 @@ use super::table::io::{TableCounters, TableIo};
 use super::volume::LsmVolume;
 use crate::common::abandoned::AbandonedOperations;
 use crate::{EngineError, VolumePlace};
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, Nanos};
 use octokv_device::Device;
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -44,6 +44,11 @@ impl LsmCore {
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
         let views = RefCell::new(IteratorViews::new(volume.settings.views_max));
         LsmCore { volume, core, device, pool, io, abandoned, views }
+    }
+
+    /// The time by which reads are measured: the device's, else the volume's; `None` if neither has one.
+    pub(super) fn clock(&self) -> Option<Nanos> {
+        self.device.now().or_else(|| self.volume.clock.elapsed())
     }
 
     /// The error of a damaged record at a unit.

@@ -132,27 +132,6 @@ struct AheadPair {
     key: Vec<u8>,
     value_bytes: usize,
     value: AheadValue,
-    /// When its read began.
-    began: Nanos,
-    /// How long its read took.
-    latency: Option<Nanos>,
-    /// Its memory, of all iterators'.
-    _grant: Option<PrefetchGrant>,
-}
-
-impl AheadPair {
-    /// Looks whether its read has ended.
-    fn look(&mut self, now: Nanos, context: &mut Context<'_>) {
-        if let AheadValue::Reading(_, _, read) = &mut self.value
-            && let Poll::Ready(result) = Pin::new(read).poll(context)
-        {
-            self.latency = Some(now.since(self.began));
-            let reading = std::mem::replace(&mut self.value, AheadValue::Inline(Box::default()));
-            if let AheadValue::Reading(address, units, _) = reading {
-                self.value = AheadValue::HasRead(address, units, result);
-            }
-        }
-    }
 }
 
 /// The value of a pair that an iterator passes.
@@ -286,7 +265,7 @@ impl LsmCore {
         let point = iterator.snapshot.point();
         let reported_lost = vec![false; version.lost().as_slice().len()];
         let settings = &self.volume.settings;
-        let mode = match (self.device.now(), options.keys_only) {
+        let mode = match (self.clock(), options.keys_only) {
             (_, true) => PrefetchMode::Fixed(0),
             (None, _) if settings.prefetch == PrefetchMode::Adaptive => {
                 PrefetchMode::Fixed(DEGREE_WITHOUT_CLOCK)
@@ -346,7 +325,7 @@ impl LsmCore {
         view: &mut TreeView,
         yield_point: &mut impl AsyncFnMut(),
     ) -> (Vec<u8>, Result<TakenValue, EngineError>) {
-        let wanted_at = self.device.now();
+        let wanted_at = self.clock();
         if wanted_at.is_some() {
             view.note_ended_reads(wanted_at).await;
         }
@@ -361,7 +340,7 @@ impl LsmCore {
         let mut latency = None;
         let value = match value {
             Ok(AheadValue::Reading(address, units, mut read)) => {
-                poll_fn(|context| read.poll(context, self.device.now())).await;
+                poll_fn(|context| read.poll(context, self.clock())).await;
                 latency = read.latency;
                 match read.result.expect("it has ended").into_read() {
                     Ok(buffer) => self
@@ -372,7 +351,7 @@ impl LsmCore {
             }
             value => value,
         };
-        if let (Some(wanted_at), Some(had_at)) = (wanted_at, self.device.now()) {
+        if let (Some(wanted_at), Some(had_at)) = (wanted_at, self.clock()) {
             let interval = view.taken_at.replace(had_at).map(|taken_at| had_at.since(taken_at));
             let bytes = value_bytes as u64;
             view.degree.consume(&ConsumedValue { waited: had_at.since(wanted_at), interval, latency, bytes });
@@ -434,9 +413,8 @@ impl LsmCore {
             return self.look_up_ahead(view, key).await;
         }
         let Some(entry) = view.view.entry() else { return Ok(()) };
-        let mut grant = None;
-        let (value, value_bytes) = match entry.value {
-            _ if view.keys_only => (AheadValue::Inline(Box::default()), 0),
+        let value = match entry.value {
+            _ if view.keys_only => AheadValue::Inline(Box::default()),
             EntryValue::Tombstone => return Ok(()),
             EntryValue::Inline(value) => AheadValue::Inline(value.into()),
             EntryValue::InSegment(address) => {
@@ -467,7 +445,7 @@ impl LsmCore {
         grant: Option<PrefetchGrant>,
     ) -> Result<AheadValue, EngineError> {
         let read = self.start_read(&units)?;
-        let began = self.device.now();
+        let began = self.clock();
         let read = ValueRead { read, result: None, began, latency: None, _grant: grant };
         Ok(AheadValue::Reading(address, units, read))
     }
@@ -490,8 +468,7 @@ impl LsmCore {
             }
         };
         let value_bytes = if view.keys_only { 0 } else { found.value_bytes as usize };
-        let began = self.volume.clock.elapsed();
-        view.ahead.push_back(AheadPair { key, value_bytes, value, began, latency: None, _grant: None });
+        view.ahead.push_back(AheadPair { key, value_bytes, value });
         Ok(())
     }
 
