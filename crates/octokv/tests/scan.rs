@@ -82,8 +82,11 @@ fn a_scan_whose_node_is_killed_goes_on_behind_its_last_key_and_says_so() {
     let mut lines = BufReader::with_capacity(512, scan.stdout.take().unwrap()).lines();
     let mut printed = vec![lines.next().unwrap().unwrap()];
     server.kill();
+    // Where the scan does not find it.
+    let elsewhere = ordered(directory.path(), "127.0.0.1:0");
+    elsewhere.put(&key_of(KEYS), "of a later moment");
+    elsewhere.stop();
     let server = ordered(directory.path(), &authority);
-    server.put(&key_of(KEYS), "of a later moment");
     printed.extend(lines.map(Result::unwrap));
     let mut stderr = String::new();
     scan.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
