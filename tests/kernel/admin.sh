@@ -65,11 +65,11 @@ says "$controller tcp traddr=$host_address,trsvcid=$OCTOKV_PORT.* live"
 
 step "list-ns: by itself, and for each command set"
 run nvme list-ns "$character"
-[ "$(grep -o '0x.*' /tmp/out | tr '\n' ' ')" = "0x1 0x2 0x3 " ] || fail "not namespaces 1, 2 and 3"
+[ "$(grep -o '0x.*' /tmp/out | tr '\n' ' ')" = "0x1 0x2 0x3 0x4 " ] || fail "not namespaces 1 to 4"
 run nvme list-ns "$character" -y 0
 [ "$(grep -o '0x.*' /tmp/out | tr '\n' ' ')" = "0x2 0x3 " ] || fail "not namespaces 2 and 3"
 run nvme list-ns "$character" -y 1
-[ "$(grep -o '0x.*' /tmp/out | tr '\n' ' ')" = "0x1 " ] || fail "not namespace 1"
+[ "$(grep -o '0x.*' /tmp/out | tr '\n' ' ')" = "0x1 0x4 " ] || fail "not namespaces 1 and 4"
 
 step "the registers: enabled, ready, all command sets, and the version of id-ctrl"
 run nvme show-regs "$character"
@@ -138,7 +138,7 @@ step "the other logs: firmware, asymmetric access, changed namespaces, supported
 run nvme fw-log "$character"
 run nvme ana-log "$character"
 says 'state[[:space:]]*:[[:space:]]*optimized'
-for nsid in 1 2 3; do says "nsid[[:space:]]*:[[:space:]]*$nsid\$"; done
+for nsid in 1 2 3 4; do says "nsid[[:space:]]*:[[:space:]]*$nsid\$"; done
 run nvme changed-ns-list-log "$character"
 run nvme supported-log-pages "$character"
 for page in 0x1 0x2 0x3 0x4 0x5 0xc; do says "LID *($page|0x0${page#0x}) "; done

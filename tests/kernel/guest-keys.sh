@@ -1,5 +1,5 @@
 # shellcheck shell=dash
-# The first host: the life of keys, then what nvme-cli says of the controller, then it meets the second host.
+# The first host: the life of keys, iterators, then what nvme-cli says of the controller, then it meets the second host.
 # shellcheck source=guest/lib.sh
 . /lib.sh
 # shellcheck source=tests/kernel/keys-lib.sh
@@ -12,6 +12,8 @@
 connect
 # shellcheck source=tests/kernel/keys-liberal.sh
 . /keys-liberal.sh
+# shellcheck source=tests/kernel/iterators.sh
+. /iterators.sh
 # shellcheck source=tests/kernel/admin.sh
 . /admin.sh
 # shellcheck source=tests/kernel/meet.sh
