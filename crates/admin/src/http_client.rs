@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Maximum time of a request: enough to open a large volume.
+/// Maximum time of most requests: enough to open a large volume.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A failed admin request.
@@ -54,6 +54,14 @@ pub fn post<T: DeserializeOwned>(
     send(socket, Method::POST, path, Some(encode_json(body)?))
 }
 
+/// Asks for work of any length, and returns the document of its result.
+///
+/// # Errors
+/// See [`AdminClientError`]; there is no time limit.
+pub fn run<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, AdminClientError> {
+    send_within(Duration::MAX, socket, Method::POST, path, None)
+}
+
 /// Creates or replaces a resource.
 ///
 /// # Errors
@@ -75,6 +83,16 @@ fn encode_json(body: &impl Serialize) -> Result<Vec<u8>, AdminClientError> {
 }
 
 fn send<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Option<Vec<u8>>,
+) -> Result<T, AdminClientError> {
+    send_within(RESPONSE_TIMEOUT, socket, method, path, body)
+}
+
+fn send_within<T: DeserializeOwned>(
+    time_limit: Duration,
     socket: &Path,
     method: Method,
     path: &str,
@@ -110,6 +128,6 @@ fn send<T: DeserializeOwned>(
     };
     runtime.block_on(async {
         let timed_out = |_| unreachable(&"timed out");
-        tokio::time::timeout(RESPONSE_TIMEOUT, exchange).await.map_err(timed_out)?
+        tokio::time::timeout(time_limit, exchange).await.map_err(timed_out)?
     })
 }

@@ -3,7 +3,7 @@
 //! In: requests with documents of [`crate::api_types`]. Out: the responses of [`AdminService`]. Nothing here runs on a
 //! data core.
 
-use crate::api_types::{AddNamespace, ErrorBody, SetAnaState};
+use crate::api_types::{AddNamespace, ErrorBody, NamespaceSummary, SetAnaState};
 use crate::scheduling_api::{
     RENAMED_PATHS, SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, renamed_setting,
     unknown_field,
@@ -13,10 +13,13 @@ use axum::extract::rejection::JsonRejection;
 use axum::extract::{Path as InPath, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, delete, get, put};
+use axum::routing::{any, delete, get, post, put};
 use axum::{Json, Router};
+use octokv_base::NamespaceId;
+use octokv_node::CompactionStartError;
 use serde::Serialize;
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -25,7 +28,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{UnixListener, UnixSocket};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Maximum time of the requests in progress at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -168,6 +171,7 @@ fn router(service: Arc<AdminService>) -> Router {
     renamed
         .route("/v1/namespaces", get(namespaces).post(add_namespace))
         .route("/v1/namespaces/{nsid}", delete(remove_namespace))
+        .route("/v1/namespaces/{nsid}/compact", post(compact_namespace))
         .route("/v1/hosts", get(hosts))
         .route("/v1/hosts/{name}", put(allow_host).delete(deny_host))
         .route("/v1/ana", get(ana_groups))
@@ -234,6 +238,46 @@ async fn add_namespace(
 
 async fn remove_namespace(State(service): ServiceState, InPath(nsid): InPath<u32>) -> Response {
     run_blocking(service, move |service| service.remove_namespace(nsid)).await
+}
+
+/// Responds when the compaction has ended, without a thread that waits for it.
+async fn compact_namespace(State(service): ServiceState, InPath(nsid): InPath<u32>) -> Response {
+    let (ended_tx, ended) = oneshot::channel();
+    let node_service = Arc::clone(&service);
+    let begun = tokio::task::spawn_blocking(move || {
+        let on_compacted = Box::new(move |result| {
+            let _ = ended_tx.send(result);
+        });
+        node_service.node().compact(NamespaceId(nsid), on_compacted)
+    });
+    let failed = |why: &dyn fmt::Display| {
+        error_response(&AdminError::Failed(format!("namespace {nsid}: compaction: {why}")))
+    };
+    match begun.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return error_response(&compaction_error(error)),
+        Err(error) => return failed(&error),
+    }
+    match ended.await {
+        Ok(Ok(())) => run_blocking(service, move |service| namespace_of(service, nsid)).await,
+        Ok(Err(error)) => failed(&error),
+        Err(_) => failed(&"the namespace was removed, or the node stopped, before it ended"),
+    }
+}
+
+fn namespace_of(service: &AdminService, nsid: u32) -> Result<NamespaceSummary, AdminError> {
+    let found = service.namespaces().into_iter().find(|one| one.nsid == nsid);
+    found.ok_or_else(|| AdminError::NotFound(format!("namespace {nsid} does not exist")))
+}
+
+fn compaction_error(error: CompactionStartError) -> AdminError {
+    let why = error.to_string();
+    match error {
+        CompactionStartError::Missing(_) => AdminError::NotFound(why),
+        CompactionStartError::Blocks(_) => AdminError::Invalid(why),
+        CompactionStartError::InProgress(_) => AdminError::AlreadyExists(why),
+        CompactionStartError::Stopping => AdminError::Failed(why),
+    }
 }
 
 async fn hosts(State(service): ServiceState) -> Response {

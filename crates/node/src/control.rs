@@ -11,8 +11,10 @@
 //! Tested by `node.rs`, and by the scenario `namespaces` of the simulator.
 
 use crate::core_namespaces::CoreNamespace;
+use crate::error::CompactionStartError;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_client::PollGroup;
+use octokv_engine::EngineError;
 use octokv_runtime::{CoreWaker, ReactorHandle};
 use std::collections::VecDeque;
 use std::io;
@@ -20,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Control messages queued for one core: a namespace change, and a status request or a function; each under a lock of the
+/// Control messages queued for one core: a namespace change, and a status request, a compaction or a function; each under a lock of the
 /// node that its sender holds until the response. A core that no longer responds is sent nothing more.
 const CONTROL_MESSAGES_MAX: usize = 2;
 
@@ -30,12 +32,17 @@ pub enum ControlMessage<D> {
     ChangeNamespaces(NamespaceChange<D>, Sender<io::Result<()>>),
     /// Report the core's status.
     ReportStatus(Sender<CoreStatus>),
+    /// Compact a namespace fully; the response says whether that began. Sent to the first core.
+    Compact(NamespaceId, OnCompacted, Sender<Result<(), CompactionStartError>>),
     /// Run a function on the core.
     Run(CoreFunction, Sender<()>),
 }
 
 /// A function that a core runs between two iterations: it may connect peers and spawn tasks that use them.
 pub type CoreFunction = Box<dyn FnOnce(&ReactorHandle, &PollGroup) + Send>;
+
+/// Receives the result of a compaction, on its core. It is dropped instead if the namespace is removed, or the node stops, first.
+pub type OnCompacted = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
 
 /// A change of the namespaces that a core serves.
 pub enum NamespaceChange<D> {

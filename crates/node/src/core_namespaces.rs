@@ -12,6 +12,7 @@
 
 use crate::abortable::{CancelToken, abortable};
 use crate::block_backend::{BlockBackend, BlockVolume};
+use crate::error::CompactionStartError;
 use crate::fair_yield::FairYield;
 use crate::kv_backend::KvBackend;
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
@@ -19,6 +20,7 @@ use octokv_base::{BufferPool, NamespaceId};
 use octokv_device::Device;
 use octokv_engine::{AnyEngine, AnyVolume, Engine, EngineError, Volume};
 use octokv_runtime::ReactorHandle;
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -78,6 +80,8 @@ struct ServedNamespace<D> {
     namespace: CoreNamespace<D>,
     /// Cancels the volume's background tasks on this core.
     background: Vec<Rc<CancelToken>>,
+    /// Cancels the last compaction that was asked for, and whether it has ended.
+    compaction: Option<(Rc<CancelToken>, Rc<Cell<bool>>)>,
 }
 
 struct DrainingNamespace<D> {
@@ -122,7 +126,38 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             }
         }
         self.table.insert(namespace.id, backend);
-        self.served.push(ServedNamespace { namespace, background });
+        self.served.push(ServedNamespace { namespace, background, compaction: None });
+        Ok(())
+    }
+
+    /// Compacts a namespace fully, beside its maintenance. `on_compacted` receives the result, and is dropped if the namespace is
+    /// detached first.
+    ///
+    /// # Errors
+    /// [`CompactionStartError`]; `on_compacted` was dropped.
+    pub fn compact(
+        &mut self,
+        id: NamespaceId,
+        on_compacted: impl FnOnce(Result<(), EngineError>) + 'static,
+    ) -> Result<(), CompactionStartError> {
+        let index = self.served.iter().position(|served| served.namespace.id == id);
+        let index = index.ok_or(CompactionStartError::Missing(id))?;
+        let kv_backend = match self.table.get(id).as_deref() {
+            Some(NamespaceBackend::Kv(kv_backend)) => Rc::clone(kv_backend),
+            Some(NamespaceBackend::Block(_)) => return Err(CompactionStartError::Blocks(id)),
+            None => return Err(CompactionStartError::Missing(id)),
+        };
+        if self.served[index].compaction.as_ref().is_some_and(|(_, has_ended)| !has_ended.get()) {
+            return Err(CompactionStartError::InProgress(id));
+        }
+        let has_ended = Rc::new(Cell::new(false));
+        let of_task = Rc::clone(&has_ended);
+        let cancel = self.spawn_background(async move {
+            let result = kv_backend.engine.compact_all().await;
+            of_task.set(true);
+            on_compacted(result);
+        });
+        self.served[index].compaction = Some((cancel, has_ended));
         Ok(())
     }
 
@@ -169,7 +204,8 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             }
             if !served.background.is_empty() {
                 // The tasks hold references to the backend until they are polled once more.
-                served.background.drain(..).for_each(|task| task.cancel());
+                let compaction = served.compaction.take().map(|(task, _)| task);
+                served.background.drain(..).chain(compaction).for_each(|task| task.cancel());
                 return true;
             }
             if let Some(NamespaceBackend::Kv(kv_backend)) = backend.as_deref()
@@ -195,4 +231,85 @@ async fn run_maintenance(kv_backend: Rc<KvBackend<AnyEngine>>) {
     let log_error =
         |error: EngineError| tracing::error!(device = &*device, %error, "volume maintenance failed");
     kv_backend.engine.maintain(&kv_backend.handle, log_error).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Nanos;
+    use octokv_device::{MemoryDevice, RamDisk};
+    use octokv_engine::{Durability, FormatConfig, OpenConfig, WallClock};
+    use octokv_runtime::{CoreWaker, CpuTime, DeviceDriver, DeviceHandle, block_on, open_device_queue};
+    use std::cell::RefCell;
+    use std::sync::mpsc::channel;
+
+    const KEYS: NamespaceId = NamespaceId(1);
+    const BLOCKS: NamespaceId = NamespaceId(2);
+
+    struct OpenMemory(Arc<RamDisk>);
+
+    impl OpenDevice for OpenMemory {
+        fn open_for_core(&self, _: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
+            Ok(Rc::new(MemoryDevice::new(Arc::clone(&self.0))))
+        }
+    }
+
+    /// A core with a key-value namespace and one of blocks, each in memory.
+    fn namespaces() -> (CoreNamespaces<OpenMemory>, ReactorHandle) {
+        let core_waker = CoreWaker::without_eventfd();
+        let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).expect("worker threads");
+        let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
+        let pool = BufferPool::new(1 << 20);
+        let disk = || OpenMemory(RamDisk::new(1 << 20, 512).expect("memory"));
+        let of_keys = disk();
+        let config = OpenConfig {
+            durability: Durability::PowerSafe,
+            cores: 1,
+            cache_bytes: 0,
+            prepare_bytes: 0,
+            compact_bytes_per_second: 0,
+            clock: WallClock::default(),
+        };
+        let devices = [of_keys.open_for_core(&handle).expect("memory")];
+        let format = FormatConfig::default();
+        let opened = AnyVolume::open(&devices, &pool, config, &format);
+        let volume = NamespaceVolume::Kv(block_on(opened, || ()).expect("a volatile device is formatted"));
+        let mut namespaces = CoreNamespaces::new(0, pool, handle.clone());
+        let blocks = NamespaceVolume::Block(BlockVolume::new(512, 1 << 20));
+        for (id, volume, device) in [(KEYS, volume, of_keys), (BLOCKS, blocks, disk())] {
+            namespaces.attach(CoreNamespace { id, volume, device }).expect("memory");
+        }
+        (namespaces, handle)
+    }
+
+    #[test]
+    fn one_compaction_of_a_namespace_runs_at_a_time_and_ends_with_it() {
+        let (mut namespaces, handle) = namespaces();
+        let results: Rc<RefCell<Vec<_>>> = Rc::default();
+        let compact = |namespaces: &mut CoreNamespaces<_>, id| {
+            let results = Rc::clone(&results);
+            namespaces.compact(id, move |result| results.borrow_mut().push(result))
+        };
+        let missing = NamespaceId(9);
+        assert_eq!(compact(&mut namespaces, missing), Err(CompactionStartError::Missing(missing)));
+        assert_eq!(compact(&mut namespaces, BLOCKS), Err(CompactionStartError::Blocks(BLOCKS)));
+        for count in 1..=2 {
+            assert_eq!(compact(&mut namespaces, KEYS), Ok(()));
+            assert_eq!(compact(&mut namespaces, KEYS), Err(CompactionStartError::InProgress(KEYS)));
+            handle.begin_iteration(Nanos(count));
+            handle.poll_background();
+            assert_eq!(*results.borrow(), vec![Ok(()); count as usize]);
+        }
+        // One that has not ended is dropped with its namespace, and so is what waits for it.
+        assert_eq!(compact(&mut namespaces, KEYS), Ok(()));
+        let (response_tx, response) = channel();
+        namespaces.detach(KEYS, response_tx);
+        while namespaces.draining_count() > 0 {
+            namespaces.reap_drained();
+            handle.poll_background();
+        }
+        assert!(response.recv().is_ok_and(|response| response.is_ok()));
+        assert_eq!((results.borrow().len(), Rc::strong_count(&results)), (2, 1));
+        assert_eq!(compact(&mut namespaces, KEYS), Err(CompactionStartError::Missing(KEYS)));
+    }
 }

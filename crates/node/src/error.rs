@@ -176,6 +176,23 @@ pub enum NamespaceChangeError {
     NotClosedCleanly(CloseError),
 }
 
+/// Why a compaction did not begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompactionStartError {
+    /// No namespace has the identifier.
+    #[error("there is no namespace {0}")]
+    Missing(NamespaceId),
+    /// The namespace has blocks.
+    #[error("namespace {0} has blocks: there is nothing to compact")]
+    Blocks(NamespaceId),
+    /// One has begun and not ended.
+    #[error("a compaction of namespace {0} is in progress")]
+    InProgress(NamespaceId),
+    /// The node is stopping.
+    #[error("the node is stopping")]
+    Stopping,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

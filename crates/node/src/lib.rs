@@ -56,9 +56,11 @@ pub use config::{
     ANA_GROUPS_MAX, CACHE_BYTES_MIN, COMPACT_BYTES_PER_SECOND, CommandSetConfig, DeviceConfig,
     ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
-pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange};
+pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange, OnCompacted};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
-pub use error::{CloseError, NamespaceChangeError, StartError, StopError, UringUnavailable};
+pub use error::{
+    CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError, UringUnavailable,
+};
 pub use namespace_open::{namespace_info, upgrade_device, verify_device};
 pub use node::{NamespaceStatus, RunningNode, start};
 pub use node_core::{CoreParts, NodeCore};

@@ -11,13 +11,13 @@
 
 use crate::config::{NamespaceConfig, NodeConfig};
 use crate::control::{
-    ControlMessage, ControlQueue, CoreChangeError, CoreStatus, NamespaceChange, attach_to_cores,
+    ControlMessage, ControlQueue, CoreChangeError, CoreStatus, NamespaceChange, OnCompacted, attach_to_cores,
     detach_from_cores,
 };
 use crate::core_namespaces::NamespaceVolume;
 use crate::core_thread::{CoreGuard, CoreThread, NodeShared, StartReport};
 use crate::device_driver::select_driver;
-use crate::error::{CloseError, NamespaceChangeError, StartError, StopError};
+use crate::error::{CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
 use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace};
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
@@ -27,6 +27,7 @@ use octokv_engine::{CacheStatistics, CompactionStatistics, EngineStatistics, Vol
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
+use octokv_sched::{SchedConfig, SettingError};
 use octokv_sys::clock;
 use octokv_sys::process::raise_descriptor_limit;
 use std::collections::BTreeMap;
@@ -344,6 +345,16 @@ impl RunningNode {
             .map_err(NamespaceChangeError::NotClosedCleanly)
     }
 
+    /// Compacts a namespace fully, beside its requests, on the first core. `on_compacted` receives the result there.
+    ///
+    /// # Errors
+    /// [`CompactionStartError`]; `on_compacted` was dropped.
+    pub fn compact(&self, id: NamespaceId, on_compacted: OnCompacted) -> Result<(), CompactionStartError> {
+        let _status_guard = lock(&self.status_lock);
+        let begun = self.send_and_wait(0, |begun_tx| ControlMessage::Compact(id, on_compacted, begun_tx));
+        begun.unwrap_or(Err(CompactionStartError::Stopping))
+    }
+
     fn apply_on_core(&self, core: usize, change: NamespaceChange<NamespaceDevice>) -> Option<io::Result<()>> {
         self.send_and_wait(core, |response_tx| ControlMessage::ChangeNamespaces(change, response_tx))
     }
@@ -396,10 +407,7 @@ impl RunningNode {
     ///
     /// # Errors
     /// A setting is out of its range; then nothing has changed.
-    pub fn set_scheduling(
-        &self,
-        config: octokv_sched::SchedConfig,
-    ) -> Result<(), octokv_sched::SettingError> {
+    pub fn set_scheduling(&self, config: SchedConfig) -> Result<(), SettingError> {
         self.shared.monitor.set_config(config)?;
         self.shared.wake_all();
         Ok(())

@@ -147,6 +147,9 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
             ControlMessage::ChangeNamespaces(NamespaceChange::Detach(id), response_tx) => {
                 self.namespaces.detach(id, response_tx);
             }
+            ControlMessage::Compact(id, on_compacted, response_tx) => {
+                let _ = response_tx.send(self.namespaces.compact(id, on_compacted));
+            }
             ControlMessage::ReportStatus(response_tx) => drop(response_tx.send(self.status())),
             ControlMessage::Run(function, response_tx) => {
                 function(&self.handle, &self.peers);

@@ -1,4 +1,4 @@
-//! `octokv ns`, `octokv host`, `octokv ana`: changes a running node through its admin socket.
+//! `octokv ns`, `octokv compact`, `octokv host`, `octokv ana`: changes a running node through its admin socket.
 
 use crate::engine_arg::EngineArg;
 use crate::exit_status::{CliError, CliResult};
@@ -90,6 +90,16 @@ pub struct NsAddArgs {
     /// Block namespaces: expose the data on the device, even a key-value volume.
     #[arg(long)]
     pub keep: bool,
+    #[command(flatten)]
+    pub admin_args: AdminArgs,
+}
+
+/// Arguments of `compact`.
+#[derive(Debug, Args)]
+pub struct CompactArgs {
+    /// Namespace ID.
+    #[arg(default_value_t = 1)]
+    pub nsid: u32,
     #[command(flatten)]
     pub admin_args: AdminArgs,
 }
@@ -252,6 +262,18 @@ fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
         }
     }
     Ok(())
+}
+
+/// Runs `octokv compact`.
+///
+/// # Errors
+/// The node's error, or an unreachable node.
+pub fn compact(arguments: &CompactArgs) -> CliResult {
+    let CompactArgs { nsid, admin_args } = arguments;
+    let path = format!("/v1/namespaces/{nsid}/compact");
+    let compacted: NamespaceSummary =
+        http_client::run(&admin_args.socket_path()?, &path).map_err(to_cli_error)?;
+    if admin_args.json { print_json(&compacted) } else { print_namespaces(&[compacted]) }
 }
 
 /// Runs `octokv host`.

@@ -81,6 +81,10 @@ pub enum CliCommand {
     /// Changes are saved in the node's state file and survive restarts: docs/ADMINISTRATION.md.
     #[command(subcommand)]
     Ns(admin::NsCommand),
+    /// Compact a key-value namespace of a running node fully, wait until that has ended, and print the namespace.
+    ///
+    /// A node compacts by itself beside its other work: this does all that there is at once.
+    Compact(admin::CompactArgs),
     /// Control which hosts may connect to a running node.
     ///
     /// Changes are saved in the node's state file and survive restarts: docs/ADMINISTRATION.md.

@@ -1,4 +1,4 @@
-//! The octokv binary: `serve`; `ns`, `host`, `ana`, `sched` and `stats` for a running node; the client commands,
+//! The octokv binary: `serve`; `ns`, `compact`, `host`, `ana`, `sched` and `stats` for a running node; the client commands,
 //! `bench`, `check`, `upgrade`, `sim`, `reproduce`, `demo`.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 usage error (arguments, the configuration file, or an invalid change),
@@ -13,7 +13,7 @@
 //! - [`size`]: sizes with units.
 //! - [`exit_status`]: exit codes and messages.
 //! - [`serve`]: runs a node until a signal.
-//! - [`admin`]: ns, host, ana: changes a running node.
+//! - [`admin`]: ns, compact, host, ana: changes a running node.
 //! - [`sched`]: sched, stats: scheduling of a running node and its metrics.
 //! - [`kv_commands`]: put, get, delete, exist, list; [`scan`](mod@scan): scan.
 //! - [`check`]: verifies a device; [`upgrade`]: makes its volume one of the newest format.
@@ -72,6 +72,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         CliCommand::Serve(serve) => serve::run(&serve),
         CliCommand::Ns(ns) => admin::ns(&ns),
+        CliCommand::Compact(compact) => admin::compact(&compact),
         CliCommand::Host(host) => admin::host(&host),
         CliCommand::Ana(ana) => admin::ana(&ana),
         CliCommand::Sched(command) => sched::sched(&command),

@@ -1,4 +1,5 @@
 //! Values in pieces of a node: what `octokv stats` says of them, and that compaction makes records of them.
+//! `octokv compact`.
 
 use crate::common::{Server, octokv, temp_directory};
 use octokv_client::blocking::BlockingClient;
@@ -33,27 +34,66 @@ fn compacted(directory: &Path, is_enough: impl Fn(u64, u64) -> bool) -> String {
     }
 }
 
+/// Fills a node whose compaction is off so that 4 values are in pieces, and gives the number of short values that were stored, of
+/// which every second one is left.
+fn fill_in_pieces(directory: &Path, client: &BlockingClient) -> u32 {
+    let count = (0..).find(|&index| client.put(&short(index), &[7; 30_000]).is_err()).unwrap();
+    (0..count).step_by(2).for_each(|index| assert!(client.delete(&short(index)).unwrap()));
+    (1..5).for_each(|index| client.put(&[index], &long(index)).unwrap());
+    let table = compacted(directory, |in_pieces, joined| (in_pieces, joined) == (4, 0));
+    assert!(table.contains("compaction of namespace 1: 4 values in pieces, 0 joined"), "{table}");
+    count
+}
+
+fn short(index: u32) -> Vec<u8> {
+    format!("short{index}").into_bytes()
+}
+
+fn long(index: u8) -> Vec<u8> {
+    vec![index; 1_000_000]
+}
+
+fn assert_values(client: &BlockingClient, count: u32) {
+    (1..5).for_each(|index| assert_eq!(client.get(&[index]).unwrap(), Some(long(index))));
+    for index in (1..count).step_by(2) {
+        assert_eq!(client.get(&short(index)).unwrap(), Some(vec![7; 30_000]));
+    }
+}
+
 #[test]
 fn values_in_pieces_become_records_and_stats_say_so() {
     let directory = temp_directory();
     let directory = directory.path();
     let server = start(directory, "0");
-    let client = BlockingClient::connect(&server.url).unwrap();
-    let short = |index: u32| format!("short{index}");
-    let count = (0..).find(|&index| client.put(short(index).as_bytes(), &[7; 30_000]).is_err()).unwrap();
-    (0..count).step_by(2).for_each(|index| assert!(client.delete(short(index).as_bytes()).unwrap()));
-    let long = |index: u8| vec![index; 1_000_000];
-    (1..5).for_each(|index| client.put(&[index], &long(index)).unwrap());
-    let table = compacted(directory, |in_pieces, joined| (in_pieces, joined) == (4, 0));
-    assert!(table.contains("compaction of namespace 1: 4 values in pieces, 0 joined"), "{table}");
+    let count = fill_in_pieces(directory, &BlockingClient::connect(&server.url).unwrap());
     server.stop();
     let server = start(directory, "1GiB");
     let client = BlockingClient::connect(&server.url).unwrap();
     let table = compacted(directory, |in_pieces, joined| (in_pieces, joined) == (0, 4));
     assert!(table.contains("compaction of namespace 1: 0 values in pieces, 4 joined"), "{table}");
-    (1..5).for_each(|index| assert_eq!(client.get(&[index]).unwrap(), Some(long(index))));
-    for index in (1..count).step_by(2) {
-        assert_eq!(client.get(short(index).as_bytes()).unwrap(), Some(vec![7; 30_000]));
-    }
+    assert_values(&client, count);
+    server.stop();
+}
+
+#[test]
+fn a_namespace_is_compacted_on_request_although_its_node_compacts_nothing() {
+    let directory = temp_directory();
+    let directory = directory.path();
+    let server = start(directory, "0");
+    let client = BlockingClient::connect(&server.url).unwrap();
+    let count = fill_in_pieces(directory, &client);
+    let socket = directory.join("admin.sock");
+    let run =
+        |arguments: &[&str]| octokv(arguments.iter().copied().chain(["--admin", socket.to_str().unwrap()]));
+    let printed = run(&["compact", "--json"]);
+    let printed: Value = serde_json::from_str(printed.stdout_ok()).unwrap();
+    assert_eq!((&printed["nsid"], &printed["keys"]), (&1.into(), &(count / 2 + 4).into()));
+    compacted(directory, |in_pieces, joined| (in_pieces, joined) == (0, 4));
+    assert_values(&client, count);
+    run(&["compact", "9"]).assert_failed(1, &["there is no namespace 9"]);
+    let blocks = directory.join("blocks");
+    let add = ["ns", "add", "--kind", "block", "--size", "16MiB", "--nsid", "2", "--device"];
+    run(&[&add[..], &[blocks.to_str().unwrap()]].concat()).stdout_ok();
+    run(&["compact", "2"]).assert_failed(2, &["namespace 2 has blocks"]);
     server.stop();
 }
