@@ -4,10 +4,10 @@ use crate::common::lsm_fixture::{LSM_DISK_BYTES, LsmFixture, lsm_volume};
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_device::{Device, MemoryDevice, RamDisk};
-use octokv_engine::conformance::{self, EngineFixture, Operation, TaskSet};
+use octokv_engine::conformance::{self, EngineFixture, Operation, TaskSet, key_of, record_of, value_of};
 use octokv_engine::contract_clauses::{Clauses, TestClock};
 use octokv_engine::lsm::LsmEngine;
-use octokv_engine::{Capability, Durability, WallClock};
+use octokv_engine::{Capability, Durability, Engine, PutMode, PutOutcome, WallClock};
 use octokv_runtime::block_on;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -188,4 +188,33 @@ fn writers_of_several_cores_beside_flushes_and_compactions_are_linearizable() {
         assert!(engines[0].volume().version().last_table_id() > 70, "tables were written");
         while disk.complete_one(&mut random) {}
     }
+}
+
+#[test]
+fn a_full_compaction_frees_what_was_overwritten_and_deleted() {
+    let fixture = LsmFixture { cores: 1, ..LsmFixture::default() };
+    let (disk, engines, mut random) = lsm_volume(&fixture, 3);
+    let engine = &engines[0];
+    let mut complete = || {
+        disk.complete_one(&mut random);
+    };
+    for round in 0..30_u64 {
+        for index in 0..20 {
+            let key = key_of(index);
+            let bytes = if index % 2 == 0 { 2_000 } else { 100 };
+            let record = record_of(engine.record_layout(), &key, &value_of(&key, round, bytes));
+            let put = block_on(engine.put(&key, PutMode::Upsert, record, bytes), &mut complete);
+            assert_eq!(put, Ok(PutOutcome::Stored));
+        }
+    }
+    block_on(engine.compact_all(), &mut complete).expect("no fault");
+    let after = engine.statistics();
+    assert_eq!(after.keys, 20, "each key has one entry");
+    assert!(after.used_bytes < 70_000, "{} bytes are used for 21,000 of values", after.used_bytes);
+    for index in 0..20 {
+        block_on(engine.delete(&key_of(index)), &mut complete).expect("no fault");
+    }
+    block_on(engine.compact_all(), &mut complete).expect("no fault");
+    let after = engine.statistics();
+    assert_eq!((after.keys, after.used_bytes), (0, 0));
 }

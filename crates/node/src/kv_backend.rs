@@ -258,6 +258,7 @@ impl<E: Engine> KvBackend<E> {
                 drop(sink);
                 RequestOutcome::Pairs { buffer, bytes, count, is_end }
             }
+            Err(EngineError::IteratorExpired) => RequestOutcome::IteratorExpired,
             Err(error) => self.log_keyless_failure("next", error),
         }
     }
@@ -266,6 +267,7 @@ impl<E: Engine> KvBackend<E> {
         let Some(iterator) = Self::iterator_of(handle) else { return RequestOutcome::NotReady };
         match self.engine.seek_iterator(iterator, key).await {
             Ok(()) => RequestOutcome::Sought,
+            Err(EngineError::IteratorExpired) => RequestOutcome::IteratorExpired,
             Err(error) => self.log_failure("seek", key, error),
         }
     }

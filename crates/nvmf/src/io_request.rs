@@ -254,6 +254,8 @@ pub enum RequestOutcome {
     },
     /// The iterator was moved.
     Sought,
+    /// The iterator was not used for so long that it has ended.
+    IteratorExpired,
     /// All acknowledged writes are durable.
     Flushed,
     /// The blocks of a Read, at the start of `buffer`.

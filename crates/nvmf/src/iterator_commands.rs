@@ -130,6 +130,9 @@ pub(crate) fn command_result(
         (InFlight::NextPairs { .. }, RequestOutcome::PairTooLarge { buffer_bytes }) => {
             CommandResult::from_status(Status::PAIR_TOO_LARGE.do_not_retry(), buffer_bytes)
         }
+        (InFlight::NextPairs { .. } | InFlight::SeekIterator, RequestOutcome::IteratorExpired) => {
+            CommandResult::from_status(Status::UNKNOWN_ITERATOR.do_not_retry(), 0)
+        }
         (in_flight, outcome) => CommandResult::from_status(kv_commands::error_status(in_flight, &outcome), 0),
     }
 }

@@ -259,6 +259,7 @@ pub(crate) fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Sta
         | RequestOutcome::Pairs { .. }
         | RequestOutcome::PairTooLarge { .. }
         | RequestOutcome::Sought
+        | RequestOutcome::IteratorExpired
         | RequestOutcome::Flushed
         | RequestOutcome::Blocks { .. }
         | RequestOutcome::Written

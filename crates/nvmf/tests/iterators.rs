@@ -278,6 +278,7 @@ fn a_failure_of_the_engine_has_the_status_of_a_read() {
         (RequestOutcome::Unrecovered, Status::KV_UNRECOVERED_ERROR),
         (RequestOutcome::Busy, Status::COMMAND_INTERRUPTED),
         (RequestOutcome::NotReady, Status::NAMESPACE_NOT_READY),
+        (RequestOutcome::IteratorExpired, Status::UNKNOWN_ITERATOR),
     ] {
         let mut sqe = IteratorCommand::Next { iterator, limit_bytes: 64, pairs_max: 1 }.encode(900, NSID);
         sqe.sgl = Sgl::transport(64);

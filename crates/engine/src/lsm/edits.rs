@@ -56,9 +56,7 @@ impl LsmCore {
             return Err(EngineError::ReadOnly);
         }
         let has_output = !edit.added_tables.is_empty();
-        let last_sequence = volume.memtables.last_number();
-        let seal = |(id, record_bytes)| (id, SegmentSeal { record_bytes, last_sequence });
-        edit.sealed_segments.extend(volume.segments.take_ready().into_iter().map(seal));
+        edit.sealed_segments.extend(volume.segments.take_ready());
         let unused = volume.versions.with_usage(|version, usage| {
             usage.unused(version).map(|segment| segment.meta.id()).collect::<Vec<_>>()
         });

@@ -3,14 +3,14 @@
 //! In: what the volume uses. Out: flushes and compactions, by the task that maintains the volume, or by a put that finds no room.
 //! Invariants: one compaction at a time; a put waits for work only if there is some that can make room for it.
 
-use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
+use super::compaction::{CompactionInput, CompactionReason, CompactionSettings, TreeCompaction};
 use super::compaction_choice::{CompactionChoice, choose_compaction, pending_bytes};
 use super::compaction_run::RunPace;
 use super::core::LsmCore;
 use super::pacing::{Pace, PacingInput, pace};
 use super::table_meta::SegmentMeta;
 use super::value_segments::RecordSpace;
-use super::version_edit::VersionEdit;
+use super::version_edit::{LEVELS, VersionEdit};
 use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
@@ -28,6 +28,8 @@ const COMPACTION_LOCK: u64 = 1;
 const ROOM_LOCK: u64 = 2;
 /// The lock of the next segment.
 const SEGMENT_LOCK: u64 = 3;
+/// Tables that a full compaction takes down at once: its edit has these and what they overlap.
+const TABLES_DOWN: usize = 16;
 /// The pause between two rounds of maintenance.
 const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
@@ -143,16 +145,56 @@ impl LsmCore {
         }
     }
 
-    /// Flushes all memtables and compacts until there is nothing to compact.
+    /// Flushes all memtables, compacts all tables into the lowest level that has some, and collects segments, until nothing can be gained.
     ///
     /// # Errors
     /// Those of flush and compaction.
     pub(super) async fn compact_all(&self) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        volume.segments.close();
         self.flush_memtables().await?;
-        while self.compact_step(&RunPace { handle: None }, false).await? != CompactionStep::Nothing {
+        let version = volume.versions.current();
+        let lowest = (2..LEVELS).rev().find(|level| version.level_tables(*level) > 0).unwrap_or(1);
+        drop(version);
+        for level in 0..lowest {
+            while self.compact_down(level).await? {
+                yield_now().await;
+            }
+        }
+        while self.compact_step(&RunPace { handle: None }, true).await? != CompactionStep::Nothing {
             yield_now().await;
         }
         Ok(())
+    }
+
+    /// Compacts the first tables of a level, or all of level 0, into the next. False if the level is empty.
+    async fn compact_down(&self, level: usize) -> Result<bool, EngineError> {
+        let volume = &self.volume;
+        let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
+        let settings = &volume.settings.compaction;
+        let compaction = volume.versions.with_usage(|version, usage| {
+            let tables = match level {
+                0 => version.level0().to_vec(),
+                _ => version.level(level).range(0..TABLES_DOWN).cloned().collect(),
+            };
+            let input = CompactionInput {
+                version,
+                usage,
+                running: &[],
+                oldest_snapshot: volume.oldest_snapshot(),
+                forget_below: volume.forget_below(),
+                settings,
+            };
+            let levels = (level, level + 1);
+            (!tables.is_empty()).then(|| {
+                TreeCompaction::new(&input, CompactionReason::LevelBytes, levels, tables).complete(&input)
+            })
+        });
+        let Some(compaction) = compaction.map(Arc::new) else { return Ok(false) };
+        volume.compaction.running.lock().push(Arc::clone(&compaction));
+        let _running = RunningCompaction { volume, compaction: Arc::clone(&compaction) };
+        self.run_compaction(&compaction, &RunPace { handle: None }).await?;
+        Ok(true)
     }
 
     /// Makes room in the journal for a change of so many bytes, and in memory: flushes memtables and writes a checkpoint.

@@ -10,7 +10,7 @@
 //! refers to it is at most that of the last applied change. Tested below.
 
 use super::entry::ValueAddress;
-use super::table_meta::SegmentMeta;
+use super::table_meta::{SegmentMeta, SegmentSeal};
 use crate::common::allocator::Extent;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -24,14 +24,15 @@ struct WrittenSegment {
     writes: usize,
     /// The bytes of the keys and values of those that were.
     record_bytes: u64,
+    /// The number of a change that is at least that of each which refers to a record here.
+    last_sequence: u64,
 }
 
 #[derive(Default)]
 struct SegmentTable {
     open: Option<WrittenSegment>,
     closed: Vec<WrittenSegment>,
-    /// With the bytes of their records.
-    ready: Vec<(u32, u64)>,
+    ready: Vec<(u32, SegmentSeal)>,
 }
 
 /// The segments to which puts write.
@@ -47,8 +48,8 @@ pub struct RecordSpace<'a> {
     pub address: ValueAddress,
     /// The units of the record.
     pub extent: Extent,
-    /// The bytes of key and value, once the change is committed.
-    stored_bytes: u64,
+    /// The bytes of key and value, and the number of the change or a later one, once it is committed.
+    stored: Option<(u64, u64)>,
 }
 
 impl ValueSegments {
@@ -65,13 +66,13 @@ impl ValueSegments {
         let location = extent.location + open.next_unit;
         open.next_unit += units;
         open.writes += 1;
-        Some(RecordSpace { segments: self, address, extent: Extent { location, units }, stored_bytes: 0 })
+        Some(RecordSpace { segments: self, address, extent: Extent { location, units }, stored: None })
     }
 
     /// Opens a segment, which the current version has, in place of the one that is open.
     pub fn open(&self, meta: Arc<SegmentMeta>) {
         let mut table = self.table.lock();
-        let opened = WrittenSegment { meta, next_unit: 0, writes: 0, record_bytes: 0 };
+        let opened = WrittenSegment { meta, next_unit: 0, writes: 0, record_bytes: 0, last_sequence: 0 };
         if let Some(before) = table.open.replace(opened) {
             table.close(before);
         }
@@ -85,26 +86,24 @@ impl ValueSegments {
         }
     }
 
-    /// The segments that became ready since the last call, with the bytes of the keys and values of their records: for the next edit to seal.
-    pub fn take_ready(&self) -> Vec<(u32, u64)> {
+    /// The segments that became ready since the last call: for the next edit to seal.
+    pub fn take_ready(&self) -> Vec<(u32, SegmentSeal)> {
         std::mem::take(&mut self.table.lock().ready)
     }
 
-    fn end_write(&self, segment: u32, stored_bytes: u64) {
+    fn end_write(&self, segment: u32, stored: Option<(u64, u64)>) {
         let mut table = self.table.lock();
         if let Some(open) = table.open.as_mut().filter(|open| open.meta.id() == segment) {
-            open.writes -= 1;
-            open.record_bytes += stored_bytes;
+            open.end_write(stored);
             return;
         }
         let index = table.closed.iter().position(|closed| closed.meta.id() == segment);
         let index = index.expect("a segment stays closed until its writes have ended");
         let closed = &mut table.closed[index];
-        closed.writes -= 1;
-        closed.record_bytes += stored_bytes;
+        closed.end_write(stored);
         if closed.writes == 0 {
             let closed = table.closed.swap_remove(index);
-            table.ready.push((segment, closed.record_bytes));
+            table.ready.push((segment, closed.seal()));
         }
     }
 }
@@ -112,22 +111,36 @@ impl ValueSegments {
 impl SegmentTable {
     fn close(&mut self, segment: WrittenSegment) {
         match segment.writes {
-            0 => self.ready.push((segment.meta.id(), segment.record_bytes)),
+            0 => self.ready.push((segment.meta.id(), segment.seal())),
             _ => self.closed.push(segment),
         }
     }
 }
 
+impl WrittenSegment {
+    fn end_write(&mut self, stored: Option<(u64, u64)>) {
+        self.writes -= 1;
+        if let Some((bytes, sequence)) = stored {
+            self.record_bytes += bytes;
+            self.last_sequence = self.last_sequence.max(sequence);
+        }
+    }
+
+    fn seal(&self) -> SegmentSeal {
+        SegmentSeal { record_bytes: self.record_bytes, last_sequence: self.last_sequence }
+    }
+}
+
 impl RecordSpace<'_> {
-    /// The change that refers to the record, whose key has so many bytes, is committed.
-    pub fn committed(mut self, key_bytes: usize) {
-        self.stored_bytes = key_bytes as u64 + u64::from(self.address.value_bytes);
+    /// The change that refers to the record, whose key has so many bytes, is committed. `sequence` is its number or a later one.
+    pub fn committed(mut self, key_bytes: usize, sequence: u64) {
+        self.stored = Some((key_bytes as u64 + u64::from(self.address.value_bytes), sequence));
     }
 }
 
 impl Drop for RecordSpace<'_> {
     fn drop(&mut self) {
-        self.segments.end_write(self.address.segment, self.stored_bytes);
+        self.segments.end_write(self.address.segment, self.stored);
     }
 }
 
@@ -153,13 +166,14 @@ mod tests {
         );
         assert_eq!(second.address, ValueAddress { segment: 1, unit: 2, value_bytes: 20 });
         assert!(segments.reserve(1, 10).is_none(), "it is full");
-        first.committed(4);
+        first.committed(4, 9);
         segments.open(segment(2, 5));
         assert_eq!(segments.take_ready(), [], "a write goes on");
         drop(second);
-        assert_eq!(segments.take_ready(), [(1, 14)], "the second failed");
+        let seal = |record_bytes, last_sequence| SegmentSeal { record_bytes, last_sequence };
+        assert_eq!(segments.take_ready(), [(1, seal(14, 9))], "the second failed");
         assert_eq!(segments.take_ready(), []);
         segments.close();
-        assert_eq!(segments.take_ready(), [(2, 0)]);
+        assert_eq!(segments.take_ready(), [(2, seal(0, 0))]);
     }
 }

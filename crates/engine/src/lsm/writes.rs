@@ -145,7 +145,7 @@ impl LsmCore {
             let record = self.encode_record(record, key, &space, meta);
             let stored = commit(self, change, Some(record), &mut ready(Ok(()))).await?;
             if stored.is_ok() {
-                space.committed(key.len());
+                space.committed(key.len(), volume.memtables.last_number());
             }
             stored
         };
