@@ -22,7 +22,7 @@ pub struct ReproduceArgs {
     /// Write the results as JSON to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// octokv, octofas: draw the figures as SVG files into an existing directory: octokv-NAME-N.svg. Crosses are the paper's numbers.
+    /// octokv, octofas, iterkvssd: draw the figures as SVG files into an existing directory: PAPER-NAME-N.svg. Crosses are the paper's numbers.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
 }
@@ -37,6 +37,8 @@ pub enum Paper {
     Octokv,
     /// The paper on fairness between the tenants of a node, on the same machines, and the same of our own policy.
     Octofas,
+    /// The paper on iterators in a key-value drive, the drive and time modelled.
+    Iterkvssd,
 }
 
 impl Paper {
@@ -46,6 +48,7 @@ impl Paper {
             Paper::Netkvs => "netkvs",
             Paper::Octokv => "octokv",
             Paper::Octofas => "octofas",
+            Paper::Iterkvssd => "iterkvssd",
         }
     }
 }

@@ -19,16 +19,20 @@ pub struct Durations {
     pub measured: Nanos,
     /// Requests of a run that ends by their number.
     pub requests: u64,
+    /// Pairs that a store is filled with before it is scanned, unless the run has fewer.
+    pub stored_pairs: u32,
 }
 
 impl Durations {
     /// Durations of a quick run, or of a full one.
     pub fn for_mode(quick: bool) -> Durations {
-        let (intervals, requests) = if quick { (1, 10_000) } else { (4, 100_000) };
+        let (intervals, requests, stored_pairs) =
+            if quick { (1, 10_000, 50_000) } else { (4, 100_000, 3_000_000) };
         Durations {
             warm_up: Nanos(SAMPLING_INTERVAL.0 * 5 / 2),
             measured: SAMPLING_INTERVAL.times(intervals),
             requests,
+            stored_pairs,
         }
     }
 }

@@ -144,6 +144,9 @@ impl Device for SsdDevice {
     fn name(&self) -> &str {
         "modelled drive"
     }
+    fn now(&self) -> Option<Nanos> {
+        Some(self.handle.now())
+    }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
         if !self.drive.geometry.is_valid_range(at, buffer.len()) {
             return DeviceFuture::out_of_range(Some(buffer));

@@ -10,7 +10,9 @@
 //!
 //! # Layout
 //! - [`parameters`]: every number of the machine and of the workload, with its source.
+//! - [`experiment`](mod@experiment): the drive with its store, and scans with several settings.
 //! - [`scan_client`]: the host: seeks, and scans by one Next after another.
 
+pub mod experiment;
 pub mod parameters;
 pub mod scan_client;

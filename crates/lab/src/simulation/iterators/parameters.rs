@@ -59,6 +59,11 @@ const SEARCH_INSTRUCTIONS: f64 = 8_002.0;
 const HOST_COMMAND: Nanos = Nanos(8_000);
 /// Estimate: the time of a PCIe crossing is of this order.
 const PCIE_CROSSING: Nanos = Nanos(500);
+/// Memory for indexes and blocks of tables. Our choice: the indexes of 3 M pairs fit, 0.2 MB, and a small part of the blocks, of 60 MB. The
+/// slides do not state theirs.
+pub const TABLE_CACHE_BYTES: u64 = 1 << 20;
+/// Puts in flight while the store is filled. Our choice: that time does not matter.
+pub const WRITERS: usize = 64;
 /// Bandwidth of the drive's memory. Derived: DDR3 at 1,066 MT/s over 32 bits, the Zynq-7000's (Xilinx DS190, DS191).
 const MEMORY_BYTES_PER_S: u64 = 1_066_000_000 * 4;
 /// Time in which the firmware starts a flash operation. Estimate.
@@ -107,6 +112,13 @@ pub fn flash_profile() -> DriveProfile {
         write_interval: FLASH_SCHEDULING,
         ..COSMOS_PLUS
     }
+}
+
+/// The time of one flash read of up to a page, without the transfer into memory, in microseconds.
+pub fn flash_read_us() -> f64 {
+    let profile = flash_profile();
+    let channel = transfer_time(u64::from(profile.read_transfer_bytes_min), profile.channel_bytes_per_s);
+    (profile.read_overhead + profile.page_read + channel).0 as f64 / 1e3
 }
 
 /// Pairs in the store for values of a length.
