@@ -45,7 +45,14 @@ pub struct BenchConfig {
     pub seed: u64,
     /// Whether every value read is compared with the value that was stored.
     pub verify: bool,
+    /// Pairs that one scan of scanrandom reads.
+    pub scan_length: u32,
+    /// Stores per second of the writer beside readwhilewriting; `None` for one after the other.
+    pub write_rate: Option<f64>,
 }
+
+/// Pairs of a scan without another configuration, as in RocksDB's own benchmarks (`tools/benchmark.sh`).
+pub const SCAN_LENGTH_DEFAULT: u32 = 10;
 
 impl Default for BenchConfig {
     fn default() -> BenchConfig {
@@ -63,6 +70,8 @@ impl Default for BenchConfig {
             warm_up: Nanos::ZERO,
             seed: 1,
             verify: true,
+            scan_length: SCAN_LENGTH_DEFAULT,
+            write_rate: None,
         }
     }
 }
@@ -128,6 +137,7 @@ impl BenchConfig {
             (self.keys, "keys"),
             (self.threads as u64, "threads"),
             (self.depth as u64, "operations in flight (depth)"),
+            (u64::from(self.scan_length), "pairs of a scan"),
             (if self.stop == StopCondition::Operations(0) { 0 } else { 1 }, "operations"),
             (if self.stop == StopCondition::Time(Nanos::ZERO) { 0 } else { 1 }, "seconds"),
         ];
@@ -154,9 +164,9 @@ impl BenchConfig {
         if !ZIPF_THETA_RANGE.contains(&self.zipf_theta) {
             return Err(BenchConfigError::Theta(self.zipf_theta));
         }
-        match self.rate {
-            Some(rate) if !RATE_RANGE.contains(&rate) => Err(BenchConfigError::Rate(rate)),
-            _ => Ok(()),
+        match [self.rate, self.write_rate].into_iter().flatten().find(|rate| !RATE_RANGE.contains(rate)) {
+            Some(rate) => Err(BenchConfigError::Rate(rate)),
+            None => Ok(()),
         }
     }
 
@@ -182,6 +192,7 @@ impl BenchConfig {
             keys: share.count(self.keys),
             threads: share.count(self.threads as u64) as usize,
             rate: self.rate.map(|rate| rate / share.shard_count as f64),
+            write_rate: self.write_rate.map(|rate| rate / share.shard_count as f64),
             stop: match self.stop {
                 StopCondition::Operations(count) => StopCondition::Operations(share.count(count)),
                 StopCondition::Time(span) => StopCondition::Time(span),
@@ -286,6 +297,8 @@ mod tests {
                 Err(BenchConfigError::Rate(f64::INFINITY)),
             ),
             (BenchConfig { rate: Some(1e6), ..config() }, Ok(())),
+            (BenchConfig { write_rate: Some(0.0), ..config() }, Err(BenchConfigError::Rate(0.0))),
+            (BenchConfig { scan_length: 0, ..config() }, Err(BenchConfigError::Zero("pairs of a scan"))),
         ];
         for (config, want) in table {
             assert_eq!(config.validate(), want, "{config:?}");

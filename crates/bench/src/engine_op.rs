@@ -2,11 +2,14 @@
 
 use crate::error::BenchError;
 use crate::op_generator::Operation;
+use crate::scan_progress::ScanProgress;
 use crate::workload::WorkloadOp;
 use crate::workload_state::WorkloadState;
 use octokv_base::{Buffer, BufferPool, Key};
 use octokv_engine::FormatConfig;
-use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};
+use octokv_engine::{
+    DeleteOutcome, Engine, IteratorOptions, IteratorProgress, PairSink, PutMode, PutOutcome,
+};
 
 /// Result of an operation.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +18,8 @@ pub(crate) struct EngineOpResult {
     pub found: bool,
     /// Value bytes read and written.
     pub value_bytes: u64,
+    /// Pairs that a scan read; 0 for other operations.
+    pub pairs_read: u64,
 }
 
 /// Executes one operation.
@@ -35,7 +40,7 @@ pub(crate) async fn run_engine_op(
             if kind == WorkloadOp::Insert {
                 shared.keys.insert_completed(index);
             }
-            Ok(EngineOpResult { found: true, value_bytes })
+            Ok(EngineOpResult { found: true, value_bytes, pairs_read: 0 })
         }
         WorkloadOp::Read => get(shared, engine, config.key(index), Some(index)).await,
         WorkloadOp::ReadMissing => get(shared, engine, config.absent_key(index), None).await,
@@ -48,14 +53,60 @@ pub(crate) async fn run_engine_op(
             let key = config.key(index);
             let deleted = engine.delete(&key).await;
             let deleted = deleted.map_err(|error| BenchError::Engine { workload, key, error })?;
-            Ok(EngineOpResult { found: deleted == DeleteOutcome::Deleted, value_bytes: 0 })
+            Ok(EngineOpResult { found: deleted == DeleteOutcome::Deleted, value_bytes: 0, pairs_read: 0 })
         }
+        WorkloadOp::Scan => scan(shared, engine, op).await,
         WorkloadOp::List => unreachable!("a run with an engine in this process lists no keys"),
     }
 }
 
+/// Reads pairs in order from the key of an operation on.
+async fn scan(
+    shared: &WorkloadState,
+    engine: &impl Engine,
+    op: Operation,
+) -> Result<EngineOpResult, BenchError> {
+    let (key, workload) = (shared.config.key(op.index), shared.workload);
+    let failed = |error| BenchError::Engine { workload, key: key.clone(), error };
+    let options = IteratorOptions { lower: Some(key.clone()), ..IteratorOptions::default() };
+    let Some(iterator) = engine.create_iterator(options).await.map_err(failed)? else {
+        let error = octokv_client::Error::TooManyIterators;
+        return Err(BenchError::Command { workload, key, error });
+    };
+    let mut sink = ScanSink { shared, scan: ScanProgress::default(), failure: None };
+    sink.scan.begin(key.as_bytes(), op.range_keys);
+    while sink.scan.pairs_left() > 0 {
+        let progress = engine.next_pairs(&iterator, &mut sink).await.map_err(failed)?;
+        if let Some(error) = sink.failure {
+            return Err(error);
+        }
+        if progress == IteratorProgress::AtEnd {
+            break;
+        }
+    }
+    let ScanProgress { found, value_bytes, pairs, .. } = sink.scan;
+    Ok(EngineOpResult { found, value_bytes, pairs_read: u64::from(pairs) })
+}
+
+/// Receives and checks the pairs of a scan, as many as it needs.
+struct ScanSink<'a> {
+    shared: &'a WorkloadState,
+    scan: ScanProgress,
+    failure: Option<BenchError>,
+}
+
+impl PairSink for ScanSink<'_> {
+    fn has_space(&mut self, _: usize, _: usize) -> bool {
+        self.scan.pairs_left() > 0 && self.failure.is_none()
+    }
+
+    fn push(&mut self, key: &[u8], value: &[u8]) {
+        self.failure = self.scan.receive(self.shared, key, value).err();
+    }
+}
+
 /// Stores the value of an index and returns its length.
-async fn put(
+pub(crate) async fn put(
     shared: &WorkloadState,
     engine: &impl Engine,
     pool: &BufferPool,
@@ -91,13 +142,13 @@ async fn get(
     let (config, workload) = (&shared.config, shared.workload);
     let got = engine.get(&key).await;
     let got = got.map_err(|error| BenchError::Engine { workload, key: key.clone(), error })?;
-    let Some(value) = got else { return Ok(EngineOpResult { found: false, value_bytes: 0 }) };
+    let Some(value) = got else { return Ok(EngineOpResult { found: false, value_bytes: 0, pairs_read: 0 }) };
     let value = value.as_bytes();
     let matches = |index| value.len() == config.value_bytes(index) && shared.values.matches(index, value);
     if config.verify && !index.is_some_and(matches) {
         return Err(BenchError::WrongValue { have_bytes: value.len(), key });
     }
-    Ok(EngineOpResult { found: true, value_bytes: value.len() as u64 })
+    Ok(EngineOpResult { found: true, value_bytes: value.len() as u64, pairs_read: 0 })
 }
 
 /// Format configuration of a volume for values of up to this length. The unit is the same on every device, so that results

@@ -84,6 +84,20 @@ pub enum BenchError {
         /// Length of the value, in bytes.
         have_bytes: usize,
     },
+    /// Pairs of a scan are not in order, or do not begin at its first key.
+    #[error("a scan from {from} on has a pair out of order, after {pairs} pairs")]
+    WrongOrder {
+        /// The first key of the scan.
+        from: Key,
+        /// Pairs before it.
+        pairs: u32,
+    },
+    /// The pairs that the node returned are malformed.
+    #[error("the pairs of a scan from {from} on are malformed")]
+    MalformedPairs {
+        /// The first key of the scan.
+        from: Key,
+    },
     /// The list of keys that the node returned is malformed.
     #[error("the list of keys from {from} on is malformed")]
     MalformedList {

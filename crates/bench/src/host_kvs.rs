@@ -163,9 +163,16 @@ pub(crate) fn run_worker(
         let done = block_on_spinning(run_engine_op(shared, &engines[at], &kvs.pool, op));
         drop(guard);
         match done {
-            Ok(EngineOpResult { found, value_bytes }) => {
+            Ok(EngineOpResult { found, value_bytes, pairs_read }) => {
                 let now = now();
-                recorder.record_op(OpResult { started, finished: now, found, value_bytes, keys_listed: 0 });
+                recorder.record_op(OpResult {
+                    started,
+                    finished: now,
+                    found,
+                    value_bytes,
+                    keys_listed: 0,
+                    pairs_read,
+                });
                 recorder.record_syscalls(now, timer.take());
             }
             Err(error) => {

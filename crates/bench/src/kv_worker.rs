@@ -3,9 +3,11 @@
 //! ```text
 //!            submit                   response
 //!  waiting ──────────▶ in flight ───────────────▶ waiting      (threads × depth streams)
-//!                          ▲             │ of the read of a read-modify-write
-//!                          └ write back ◀┘
+//!                          ▲             │ of the read of a read-modify-write, or of a scan but for its last command
+//!                          └ continued  ◀┘
 //! ```
+//! A scan creates an iterator, reads its pairs and destroys it; latency includes all of these. The writer beside a workload
+//! is one stream and one connection more, whose stores count for themselves.
 //! Each iteration submits for every waiting stream, with a rate only operations that are due, then polls once. Latency
 //! counts from just before the submission, with a rate from the due time ([`crate::arrival_schedule`]), to the delivery
 //! of the response; it is neither corrected nor filtered.
@@ -17,17 +19,26 @@ use crate::error::BenchError;
 use crate::op_generator::{OpGenerator, Operation};
 use crate::platform::Clock;
 use crate::recorder::{OpResult, Recorder};
+use crate::scan_progress::ScanProgress;
 use crate::workload::{Workload, WorkloadOp};
 use crate::workload_state::WorkloadState;
 use octokv_base::{Buffer, Key, Nanos};
-use octokv_client::{ClientConfig, Command, Response, Session, StoreMode, SubmitError, Value};
+use octokv_client::{
+    ClientConfig, Command, RemoteIterator, Response, Session, StoreMode, SubmitError, Value,
+};
 use octokv_runtime::{CoreWaker, IdlePolicy, KernelSockets, Polling, Sockets};
+use octokv_wire::Status;
+use octokv_wire::iterator::{PairList, buffer_bytes_for};
 use octokv_wire::kv::{LIST_HEADER_BYTES, UncheckedKeyList, list_entry_bytes};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 /// Longest wait for an event of a connection.
 const WAIT_MAX: Nanos = Nanos::from_millis(5);
+/// Interval in which a worker whose streams have ended checks whether the others' have.
+const FINISH_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
+/// Length of the pairs of one command of a scan, in bytes, unless one pair is longer.
+const PAIRS_BYTES: usize = 256 << 10;
 
 /// Connects and waits until the session is live.
 ///
@@ -73,6 +84,8 @@ struct KvStream {
     started: Nanos,
     /// Result of the read of a read-modify-write.
     read_result: Option<ResponseSummary>,
+    /// The iterator of a scan.
+    iterator: Option<RemoteIterator>,
 }
 
 /// The relevant part of a response.
@@ -81,6 +94,7 @@ struct ResponseSummary {
     found: bool,
     value_bytes: u64,
     keys_listed: u64,
+    pairs_read: u64,
 }
 
 struct KvWorker<'a, S: Sockets> {
@@ -90,9 +104,18 @@ struct KvWorker<'a, S: Sockets> {
     arrivals: Option<ArrivalSchedule>,
     streams: Vec<KvStream>,
     waiting: Vec<u32>,
-    /// Streams whose read-modify-write has completed its read.
-    write_back: Vec<u32>,
+    /// Scans of the streams.
+    scans: Vec<ScanProgress>,
+    /// Streams whose operation needs another command.
+    continued: Vec<u32>,
+    writer: Option<Writer>,
     recorder: Recorder,
+}
+
+/// The writer beside a workload: the stream after all others.
+struct Writer {
+    arrivals: Option<ArrivalSchedule>,
+    is_storing: bool,
 }
 
 /// Runs one workload on `threads` connections. `number` identifies the worker.
@@ -101,11 +124,15 @@ pub(crate) fn run_worker(
     number: usize,
     threads: usize,
 ) -> Result<Recorder, BenchError> {
-    let session = connect_worker(shared, threads);
+    let has_writer = shared.has_writer(number);
+    let session = connect_worker(shared, threads + usize::from(has_writer)).and_then(|mut session| {
+        let scans = has_iterators(shared, &mut session)?;
+        Ok((session, scans))
+    });
     // Connected or not, the other workers must not wait for this one.
     shared.group.failed.fetch_or(session.is_err(), Ordering::AcqRel);
     shared.group.connected.fetch_add(1, Ordering::AcqRel);
-    let mut session = session?;
+    let (mut session, scans) = session?;
     let now = shared.platform.now;
     while shared.group.connected.load(Ordering::Acquire) < shared.group.workers {
         session.poll(now(), |_, _| {});
@@ -119,21 +146,37 @@ pub(crate) fn run_worker(
         .map_err(|error| BenchError::Thread(error.raw_os_error().unwrap_or_default()))?;
     let count = threads * shared.config.depth;
     let begin = now();
-    let idle_operation = Operation { kind: WorkloadOp::Read, index: 0, list_keys: 0 };
+    let streams = count + usize::from(has_writer);
+    let idle_operation = Operation { kind: WorkloadOp::Read, index: 0, range_keys: 0 };
+    let idle_stream =
+        KvStream { operation: idle_operation, started: begin, read_result: None, iterator: None };
+    let mut op_generator = shared.op_generator(number);
+    op_generator.set_scans(scans);
     let mut worker = KvWorker {
         shared,
         session,
-        op_generator: shared.op_generator(number),
+        op_generator,
         arrivals: shared.config.rate.map(|rate| ArrivalSchedule::new(rate, number, shared.workers, begin)),
-        streams: vec![KvStream { operation: idle_operation, started: begin, read_result: None }; count],
+        streams: vec![idle_stream; streams],
+        scans: vec![ScanProgress::default(); streams],
         waiting: (0..count as u32).rev().collect(),
-        write_back: Vec::with_capacity(count),
+        continued: Vec::with_capacity(count),
+        writer: has_writer.then(|| Writer {
+            arrivals: shared.config.write_rate.map(|rate| ArrivalSchedule::new(rate, 0, 1, begin)),
+            is_storing: false,
+        }),
         recorder: Recorder::new(begin + shared.config.warm_up),
     };
     let until = shared.end_time(begin);
+    let mut has_finished = false;
     loop {
         let exhausted = worker.submit_due(now(), until)?;
-        if exhausted && worker.waiting.len() == count {
+        if exhausted && worker.waiting.len() == count && !has_finished {
+            shared.group.finished.fetch_add(1, Ordering::AcqRel);
+            has_finished = true;
+        }
+        let is_writing = worker.submit_write(now())?;
+        if has_finished && !is_writing {
             break;
         }
         let busy = worker.poll(now)?;
@@ -141,6 +184,7 @@ pub(crate) fn run_worker(
             .session
             .next_deadline()
             .min(if exhausted { Nanos::NEVER } else { until })
+            .min(if has_finished { now() + FINISH_POLL_INTERVAL } else { Nanos::NEVER })
             .min(worker.next_arrival());
         idle.spin_or_sleep(busy, now(), false, deadline, worker.session.sockets_mut());
     }
@@ -168,14 +212,71 @@ fn connect_worker(shared: &WorkloadState, threads: usize) -> Result<Session<Kern
     Ok(session)
 }
 
+/// Whether the namespace has iterators, for a workload that reads ranges of keys.
+fn has_iterators(shared: &WorkloadState, session: &mut Session<KernelSockets>) -> Result<bool, BenchError> {
+    let (workload, now) = (shared.workload, shared.platform.now);
+    if workload != Workload::YcsbE {
+        return Ok(false);
+    }
+    let create =
+        Command::CreateIterator { lower: no_bound(), upper: no_bound(), reverse: false, keys_only: false };
+    match execute(session, create, now) {
+        Ok(Response::IteratorCreated(iterator)) => {
+            // If this fails, the first operation does too.
+            let _ = execute(session, Command::DestroyIterator { iterator }, now);
+            Ok(true)
+        }
+        Ok(response) => unreachable!("a Create completed with {response:?}"),
+        Err(octokv_client::Error::NoIterators) => Ok(false),
+        // Only another namespace of the node has iterators.
+        Err(octokv_client::Error::Status(status)) if status.is(Status::INVALID_OPCODE) => Ok(false),
+        Err(error) => Err(BenchError::Connect(error)),
+    }
+}
+
+/// Executes one command of an idle session.
+fn execute(
+    session: &mut Session<KernelSockets>,
+    command: Command<'_>,
+    now: Clock,
+) -> Result<Response, octokv_client::Error> {
+    match session.submit(command, 0) {
+        Ok(()) => {}
+        Err(SubmitError::Invalid(error)) => return Err(error),
+        // An idle session has free slots.
+        Err(SubmitError::QueueFull | SubmitError::NotConnected | SubmitError::Ended) => {
+            return Err(session.ended().unwrap_or(octokv_client::Error::Closed));
+        }
+    }
+    let mut response = None;
+    loop {
+        let busy = session.poll(now(), |_, received| response = Some(received));
+        if let Some(received) = response {
+            return received;
+        }
+        if let Some(error) = session.ended() {
+            return Err(error);
+        }
+        if !busy {
+            let wait = session.next_deadline().since(now()).min(WAIT_MAX);
+            session.sockets_mut().wait(wait);
+        }
+    }
+}
+
+/// The open bound of an iterator.
+fn no_bound() -> Key {
+    Key::new(&[]).expect("the empty key is short enough")
+}
+
 impl<S: Sockets> KvWorker<'_, S> {
     /// Submits an operation for every waiting stream, with a rate only for those that are due. Returns true if the workload
     /// has no more operations.
     fn submit_due(&mut self, now: Nanos, until: Nanos) -> Result<bool, BenchError> {
-        // The second halves of read-modify-writes: these operations have started already.
-        while let Some(&stream) = self.write_back.last() {
+        // These operations have started already.
+        while let Some(&stream) = self.continued.last() {
             self.submit(stream)?;
-            self.write_back.pop();
+            self.continued.pop();
         }
         if now >= until || self.shared.group.failed.load(Ordering::Relaxed) {
             return Ok(true);
@@ -189,24 +290,59 @@ impl<S: Sockets> KvWorker<'_, S> {
             if let Some(arrivals) = &mut self.arrivals {
                 arrivals.start_next(now);
             }
-            self.streams[stream as usize] = KvStream { operation: op, started, read_result: None };
+            self.streams[stream as usize] =
+                KvStream { operation: op, started, read_result: None, iterator: None };
+            if op.kind == WorkloadOp::Scan {
+                let start = self.shared.config.key(op.index);
+                self.scans[stream as usize].begin(start.as_bytes(), op.range_keys);
+            }
             self.submit(stream)?;
             self.waiting.pop();
         }
         Ok(false)
     }
 
-    /// Due time of the next operation if a stream is waiting.
-    fn next_arrival(&self) -> Nanos {
-        match self.arrivals {
-            Some(pace) if !self.waiting.is_empty() => pace.next_arrival(),
-            _ => Nanos::NEVER,
+    /// Submits a store of the writer beside the workload if it is due. Returns whether the writer goes on.
+    fn submit_write(&mut self, now: Nanos) -> Result<bool, BenchError> {
+        let stream = self.streams.len() - 1;
+        let Some(writer) = &mut self.writer else { return Ok(false) };
+        if writer.is_storing {
+            return Ok(true);
         }
+        if self.shared.is_finished() {
+            return Ok(false);
+        }
+        if let Some(arrivals) = &mut writer.arrivals {
+            if arrivals.next_arrival() > now {
+                return Ok(true);
+            }
+            arrivals.start_next(now);
+        }
+        writer.is_storing = true;
+        let index = self.op_generator.next_write(&self.shared.keys);
+        let operation = Operation { kind: WorkloadOp::Store, index, range_keys: 0 };
+        self.streams[stream] = KvStream { operation, started: now, read_result: None, iterator: None };
+        self.submit(stream as u32)?;
+        Ok(true)
+    }
+
+    /// Due time of the next operation if a stream is waiting, and of the writer.
+    fn next_arrival(&self) -> Nanos {
+        let of_streams = self.arrivals.filter(|_| !self.waiting.is_empty());
+        let of_writer =
+            self.writer.as_ref().and_then(|writer| writer.arrivals.filter(|_| !writer.is_storing));
+        let due = |arrivals: Option<ArrivalSchedule>| {
+            arrivals.map_or(Nanos::NEVER, |arrivals| arrivals.next_arrival())
+        };
+        due(of_streams).min(due(of_writer))
     }
 
     fn submit(&mut self, stream: u32) -> Result<(), BenchError> {
-        let KvStream { operation, read_result: read, .. } = self.streams[stream as usize];
-        let command = self.build_command(operation, read.is_some());
+        let KvStream { operation, read_result: read, iterator, .. } = self.streams[stream as usize];
+        let command = match operation.kind {
+            WorkloadOp::Scan => self.build_scan_command(operation, stream, iterator, read.is_some()),
+            _ => self.build_command(operation, read.is_some()),
+        };
         match self.session.submit(command, u64::from(stream)) {
             Ok(()) => Ok(()),
             Err(SubmitError::Invalid(error)) => {
@@ -223,7 +359,7 @@ impl<S: Sockets> KvWorker<'_, S> {
     }
 
     fn build_command(&mut self, operation: Operation, has_read: bool) -> Command<'static> {
-        let (Operation { kind, index, list_keys }, config) = (operation, &self.shared.config);
+        let (Operation { kind, index, range_keys }, config) = (operation, &self.shared.config);
         let key = config.key(index);
         // The host buffer of a value. A longer value than configured is detected by its length.
         let limit_bytes = config.value_sizes.max_bytes() as u32;
@@ -240,20 +376,58 @@ impl<S: Sockets> KvWorker<'_, S> {
             WorkloadOp::ReadMissing => Command::Retrieve { key: config.absent_key(index), limit_bytes },
             WorkloadOp::Delete => Command::Delete { key },
             WorkloadOp::List => {
-                let entries = list_keys as usize * list_entry_bytes(config.key_sizes.max_bytes());
+                let entries = range_keys as usize * list_entry_bytes(config.key_sizes.max_bytes());
                 Command::List { start: key, limit_bytes: (LIST_HEADER_BYTES + entries) as u32 }
+            }
+            WorkloadOp::Scan => unreachable!("a scan has commands of its own"),
+        }
+    }
+
+    /// The next command of a scan: the iterator is created, advanced as long as pairs are missing, and destroyed.
+    fn build_scan_command(
+        &self,
+        operation: Operation,
+        stream: u32,
+        iterator: Option<RemoteIterator>,
+        has_pairs: bool,
+    ) -> Command<'static> {
+        let config = &self.shared.config;
+        match iterator {
+            None => Command::CreateIterator {
+                lower: config.key(operation.index),
+                upper: no_bound(),
+                reverse: false,
+                keys_only: false,
+            },
+            Some(iterator) if has_pairs => Command::DestroyIterator { iterator },
+            Some(iterator) => {
+                let pairs_max = self.scans[stream as usize].pairs_left();
+                let pair = buffer_bytes_for(config.key_sizes.max_bytes(), config.value_sizes.max_bytes());
+                let limit_bytes = pair.saturating_mul(pairs_max as usize).min(PAIRS_BYTES).max(pair) as u32;
+                Command::NextPairs { iterator, limit_bytes, pairs_max }
             }
         }
     }
 
     fn poll(&mut self, clock: Clock) -> Result<bool, BenchError> {
-        let KvWorker { shared, session, streams, waiting, write_back: writing, recorder, .. } = self;
+        let KvWorker { shared, session, streams, scans, waiting, continued, writer, recorder, .. } = self;
+        let writer_stream = streams.len() - usize::from(writer.is_some());
         let mut failure = None;
         let mut done = 0;
         let busy = session.poll(clock(), |token, response| {
-            let stream = &mut streams[token as usize];
-            let summary = match check_response(shared, stream.operation, response) {
-                Ok(summary) => summary,
+            let (stream, is_writer) = (&mut streams[token as usize], token as usize == writer_stream);
+            let checked = match stream.operation.kind {
+                WorkloadOp::Scan => check_scan_response(shared, stream, &mut scans[token as usize], response),
+                _ => check_response(shared, stream.operation, response).map(Some),
+            };
+            if let (true, Some(writer)) = (is_writer, &mut *writer) {
+                writer.is_storing = false;
+                recorder.record_write_beside(clock());
+                return failure = failure.take().or(checked.err());
+            }
+            let summary = match checked {
+                Ok(Some(summary)) => summary,
+                Ok(None) => return continued.push(token as u32),
                 Err(error) => {
                     waiting.push(token as u32);
                     return failure = Some(error);
@@ -261,7 +435,7 @@ impl<S: Sockets> KvWorker<'_, S> {
             };
             if stream.operation.kind == WorkloadOp::ReadModifyWrite && stream.read_result.is_none() {
                 stream.read_result = Some(summary);
-                return writing.push(token as u32);
+                return continued.push(token as u32);
             }
             waiting.push(token as u32);
             done += 1;
@@ -272,6 +446,7 @@ impl<S: Sockets> KvWorker<'_, S> {
                 found: stream.read_result.unwrap_or(summary).found,
                 value_bytes: summary.value_bytes + read_bytes,
                 keys_listed: summary.keys_listed,
+                pairs_read: summary.pairs_read,
             });
         });
         if done > 0 {
@@ -295,7 +470,8 @@ fn check_response(
     response: Result<Response, octokv_client::Error>,
 ) -> Result<ResponseSummary, BenchError> {
     let (Operation { kind, index, .. }, config) = (operation, &shared.config);
-    let summary = |found, value_bytes| Ok(ResponseSummary { found, value_bytes, keys_listed: 0 });
+    let summary =
+        |found, value_bytes| Ok(ResponseSummary { found, value_bytes, keys_listed: 0, pairs_read: 0 });
     match response {
         Ok(Response::Value { data, full_bytes }) => {
             let bytes = config.value_bytes(index);
@@ -321,11 +497,55 @@ fn check_response(
                 return Err(BenchError::MalformedList { from });
             };
             let found = keys.keys().next() == Some(from.as_bytes());
-            Ok(ResponseSummary { found, value_bytes: 0, keys_listed: u64::from(keys.count()) })
+            let keys_listed = u64::from(keys.count());
+            Ok(ResponseSummary { found, value_bytes: 0, keys_listed, pairs_read: 0 })
         }
         Ok(_) => summary(true, 0),
         Err(error) => Err(command_error(shared.workload, config.key(index), error)),
     }
+}
+
+/// Checks a response to a command of a scan. `None` if the scan needs another command.
+fn check_scan_response(
+    shared: &WorkloadState,
+    stream: &mut KvStream,
+    scan: &mut ScanProgress,
+    response: Result<Response, octokv_client::Error>,
+) -> Result<Option<ResponseSummary>, BenchError> {
+    let from = || shared.config.key(stream.operation.index);
+    match response {
+        Ok(Response::IteratorCreated(iterator)) => stream.iterator = Some(iterator),
+        Ok(Response::Pairs { pairs }) => {
+            let Ok(list) = PairList::check(&pairs) else {
+                return Err(BenchError::MalformedPairs { from: from() });
+            };
+            for (key, value) in list.pairs() {
+                scan.receive(shared, key, value)?;
+            }
+            // Without progress the scan would never end.
+            if list.count() == 0 && !list.is_end() {
+                return Err(BenchError::MalformedPairs { from: from() });
+            }
+            if list.is_end() || scan.pairs_left() == 0 {
+                stream.read_result = Some(ResponseSummary {
+                    found: scan.found,
+                    value_bytes: 0,
+                    keys_listed: 0,
+                    pairs_read: 0,
+                });
+            }
+        }
+        Ok(_) => {
+            let (value_bytes, pairs_read) = (scan.value_bytes, u64::from(scan.pairs));
+            return Ok(Some(ResponseSummary { found: scan.found, value_bytes, keys_listed: 0, pairs_read }));
+        }
+        // Only another namespace of the node has iterators.
+        Err(octokv_client::Error::Status(status)) if status.is(Status::INVALID_OPCODE) => {
+            return Err(command_error(shared.workload, from(), octokv_client::Error::NoIterators));
+        }
+        Err(error) => return Err(command_error(shared.workload, from(), error)),
+    }
+    Ok(None)
 }
 
 fn command_error(workload: Workload, key: Key, error: octokv_client::Error) -> BenchError {

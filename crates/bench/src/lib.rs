@@ -1,8 +1,8 @@
 //! The load generator: workloads against a namespace, the same workloads against baselines, and reports.
 //!
 //! The generator polls [`octokv_client::Session`]s on a few OS threads; each of a workload's `threads` is
-//! a TCP connection with `depth` commands in flight. Alternatively it drives the hash engine in this process: on a
-//! block namespace of a node, or on files. Clock, threads and files are provided by the caller.
+//! a TCP connection with `depth` commands in flight. Alternatively it drives an engine in this process: on a block
+//! namespace of a node, on a local device, or on files. Clock, threads and files are provided by the caller.
 //!
 //! # Layout
 //! - [`config`]: the configuration of a run, and its validation. [`platform`]: clock and threads of the caller.
@@ -15,9 +15,11 @@
 //! - [`system_under_test`]: the systems. [`workload_state`]: the state that the workers of a workload share.
 //! - [`kv_worker`]: Key Value commands: one OS thread with one session.
 //! - [`remote_engine`]: the engine in this process, on a block namespace of the node.
+//! - [`local_engine`]: the engine in this process, on a local device, by the path of a node.
 //! - [`host_kvs`]: the engine in this process, on files: Host KVS, the baseline of the OctoKV paper.
 //! - [`syscall_timing`]: the time that Host KVS spends in system calls.
-//! - `engine_op`: one operation on an engine in this process.
+//! - `engine_op`: one operation on an engine in this process; `engine_streams`: the streams of one core on it.
+//! - `scan_progress`: the pairs of one scan, checked.
 //! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
 //! - [`workload_result`]: the result of a workload, and its lines of the table.
@@ -34,10 +36,12 @@ pub mod baselines;
 pub mod child_process;
 pub mod config;
 mod engine_op;
+mod engine_streams;
 pub mod error;
 pub mod host_kvs;
 pub mod key_distribution;
 pub mod kv_worker;
+pub mod local_engine;
 pub mod machine_info;
 pub mod name_lookup;
 mod op_generator;
@@ -47,6 +51,7 @@ pub mod recorder;
 pub mod remote_engine;
 pub mod report;
 pub mod runner;
+mod scan_progress;
 pub mod server_process;
 pub mod shard;
 pub mod size_distribution;

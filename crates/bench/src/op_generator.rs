@@ -17,8 +17,8 @@ pub(crate) struct Operation {
     pub kind: WorkloadOp,
     /// Global index of its key.
     pub index: u64,
-    /// Number of keys that a List requests; 0 for other kinds.
-    pub list_keys: u32,
+    /// Number of keys that a List requests, or of pairs that a Scan does; 0 for other kinds.
+    pub range_keys: u32,
 }
 
 /// Generates the operations of one worker.
@@ -27,6 +27,8 @@ pub(crate) struct OpGenerator {
     random: Prng,
     /// `None` if keys are taken in order.
     sampler: Option<KeySampler>,
+    /// Whether ycsb-e scans, because the target has iterators.
+    scans: bool,
 }
 
 impl OpGenerator {
@@ -34,7 +36,17 @@ impl OpGenerator {
         let distribution = config.distribution_of(workload);
         let sampler =
             distribution.map(|kind| KeySampler::new(kind, config.zipf_theta, config.keys, config.seed));
-        OpGenerator { workload, random, sampler }
+        OpGenerator { workload, random, sampler, scans: false }
+    }
+
+    /// Sets whether ycsb-e scans, because the target has iterators.
+    pub fn set_scans(&mut self, scans: bool) {
+        self.scans = scans;
+    }
+
+    /// Global index of the next key that the writer beside a workload stores: any visible one with the same probability.
+    pub fn next_write(&mut self, keys: &KeySpace) -> u64 {
+        keys.shard.global_index(self.random.below(keys.visible_count()))
     }
 
     /// Generates operation `number` of the workload.
@@ -51,14 +63,16 @@ impl OpGenerator {
                 keys.shard.global_index(drawer.sample(keys.visible_count(), &mut self.random))
             }
         };
-        let list_keys = match self.workload {
-            Workload::SeekRandom => LIST_KEYS_MAX,
+        let (kind, range_keys) = match self.workload {
+            Workload::SeekRandom => (kind, LIST_KEYS_MAX),
+            Workload::ScanRandom => (kind, config.scan_length),
             Workload::YcsbE if kind == WorkloadOp::List => {
-                1 + self.random.below(u64::from(LIST_KEYS_MAX)) as u32
+                let kind = if self.scans { WorkloadOp::Scan } else { kind };
+                (kind, 1 + self.random.below(u64::from(LIST_KEYS_MAX)) as u32)
             }
-            _ => 0,
+            _ => (kind, 0),
         };
-        Operation { kind, index, list_keys }
+        Operation { kind, index, range_keys }
     }
 }
 
@@ -168,7 +182,8 @@ mod tests {
                 done[at] += 1;
                 match operation.kind {
                     WorkloadOp::Insert => keys.insert_completed(operation.index),
-                    WorkloadOp::List => assert!((1..=LIST_KEYS_MAX).contains(&operation.list_keys)),
+                    WorkloadOp::List => assert!((1..=LIST_KEYS_MAX).contains(&operation.range_keys)),
+                    WorkloadOp::Scan => assert_eq!(operation.range_keys, config.scan_length),
                     _ => assert!(operation.index < keys.visible_count()),
                 }
             }
@@ -176,6 +191,37 @@ mod tests {
                 // 1000 to a percent, with a deviation of 158 at most.
                 assert!(u64::abs_diff(*count, percent * 1000) < 800, "{workload:?} {action:?}: {count}");
             }
+        }
+    }
+
+    #[test]
+    fn ycsb_e_scans_where_there_are_iterators() {
+        let config = BenchConfig { keys: 1000, ..BenchConfig::default() };
+        let keys = KeySpace::new(Shard::WHOLE, config.keys, 1);
+        let mut op_generator = OpGenerator::new(&config, Workload::YcsbE, Prng::new(1));
+        op_generator.set_scans(true);
+        let mut lengths = Vec::new();
+        for number in 0..10_000 {
+            match op_generator.next_op(number, &config, &keys) {
+                Operation { kind: WorkloadOp::Insert, index, .. } => keys.insert_completed(index),
+                Operation { kind: WorkloadOp::Scan, range_keys, .. } => lengths.push(range_keys),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!((9_300..9_700).contains(&lengths.len()));
+        assert_eq!((lengths.iter().min(), lengths.iter().max()), (Some(&1), Some(&LIST_KEYS_MAX)));
+    }
+
+    #[test]
+    fn the_writer_beside_a_workload_stores_visible_keys_of_its_shard() {
+        for shard in Shard::all(3) {
+            let config = BenchConfig { keys: shard.count(100), ..BenchConfig::default() };
+            let keys = KeySpace::new(shard, config.keys, 1);
+            let mut op_generator = OpGenerator::new(&config, Workload::ReadWhileWriting, Prng::new(1));
+            let mut stored = [false; 100];
+            (0..5_000).for_each(|_| stored[op_generator.next_write(&keys) as usize] = true);
+            let of_shard = |index: &usize| *index as u64 % 3 == shard.shard_index;
+            assert!((0..100).all(|index| stored[index] == of_shard(&index)));
         }
     }
 

@@ -269,6 +269,7 @@ mod tests {
                 found: true,
                 value_bytes: 1,
                 keys_listed: 0,
+                pairs_read: 0,
             });
         }
         WorkloadResult::new(Workload::YcsbA, "kv", &BenchConfig { rate, ..BenchConfig::default() }, recorder)

@@ -23,6 +23,8 @@ pub struct OpResult {
     pub value_bytes: u64,
     /// Keys in the response of a list; 0 for other operations.
     pub keys_listed: u64,
+    /// Pairs that a scan read; 0 for other operations.
+    pub pairs_read: u64,
 }
 
 /// Counters, latencies and time series of one worker or of several.
@@ -33,6 +35,8 @@ pub struct Recorder {
     pub(crate) missing: u64,
     pub(crate) value_bytes: u64,
     pub(crate) keys_listed: u64,
+    pub(crate) pairs_read: u64,
+    pub(crate) writes_beside: u64,
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) backlog: Backlog,
     pub(crate) series: TimeSeries,
@@ -50,6 +54,8 @@ impl Recorder {
             missing: 0,
             value_bytes: 0,
             keys_listed: 0,
+            pairs_read: 0,
+            writes_beside: 0,
             latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are valid"),
             backlog: Backlog::default(),
             series: TimeSeries::new(start),
@@ -60,7 +66,7 @@ impl Recorder {
     /// Records a completed operation.
     #[inline]
     pub fn record_op(&mut self, result: OpResult) {
-        let OpResult { started, finished: now, found, value_bytes, keys_listed } = result;
+        let OpResult { started, finished: now, found, value_bytes, keys_listed, pairs_read } = result;
         if now < self.start {
             return;
         }
@@ -70,10 +76,19 @@ impl Recorder {
         self.series.record(now, latency);
         self.value_bytes += value_bytes;
         self.keys_listed += keys_listed;
+        self.pairs_read += pairs_read;
         if found {
             self.found += 1;
         } else {
             self.missing += 1;
+        }
+    }
+
+    /// Records a store of the writer beside a workload, completed at `now`. It is no operation of the workload.
+    #[inline]
+    pub fn record_write_beside(&mut self, now: Nanos) {
+        if now >= self.start {
+            self.writes_beside += 1;
         }
     }
 
@@ -109,6 +124,8 @@ impl Recorder {
         self.missing += other.missing;
         self.value_bytes += other.value_bytes;
         self.keys_listed += other.keys_listed;
+        self.pairs_read += other.pairs_read;
+        self.writes_beside += other.writes_beside;
         self.latency_ns.add(&other.latency_ns).expect("both have the same bounds");
         self.backlog.add(other.backlog);
         self.series.add(other.series);

@@ -8,26 +8,22 @@
 //! There is one connection per thread, as with Key Value commands, or as many as the node grants.
 
 use crate::config::BenchConfig;
-use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
+use crate::engine_op::format_config;
+use crate::engine_streams::StreamContext;
 use crate::error::BenchError;
 use crate::kv_worker::{connect, disconnect};
-use crate::op_generator::OpGenerator;
 use crate::platform::Clock;
-use crate::recorder::{OpResult, Recorder};
+use crate::recorder::Recorder;
 use crate::system_under_test::LocalEngineConfig;
 use crate::workload_state::{TargetNode, WorkloadState};
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::BufferPool;
 use octokv_client::{ClientConfig, Reconnect, RemoteSession};
 use octokv_device::Device;
 use octokv_engine::common::superblock_io::is_blank;
 use octokv_engine::{AnyEngine, AnyVolume, Engine, OpenConfig, OpenError, Volume, WallClock};
-use octokv_runtime::{
-    CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ReactorHandle, TaskSlab, block_on,
-};
-use std::cell::RefCell;
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets, ReactorHandle, block_on};
 use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -104,45 +100,6 @@ pub fn format_if_needed(
     Ok(())
 }
 
-/// State that the streams share.
-struct StreamContext<'a> {
-    shared: &'a WorkloadState,
-    engine: Rc<AnyEngine>,
-    volume: AnyVolume,
-    pool: BufferPool,
-    op_generator: RefCell<OpGenerator>,
-    recorder: RefCell<Recorder>,
-    failure: RefCell<Option<BenchError>>,
-    end_at: Nanos,
-}
-
-impl StreamContext<'_> {
-    /// Runs one operation after another until the workload ends or an operation fails.
-    async fn run_stream(&self) {
-        let now = self.shared.platform.now;
-        loop {
-            let started = now();
-            if started >= self.end_at || self.shared.group.failed.load(Ordering::Relaxed) {
-                return;
-            }
-            let operation = self.shared.next_op(&mut self.op_generator.borrow_mut());
-            let Some(operation) = operation else { return };
-            match run_engine_op(self.shared, &*self.engine, &self.pool, operation).await {
-                Ok(EngineOpResult { found, value_bytes }) => {
-                    let op_result = OpResult { started, finished: now(), found, value_bytes, keys_listed: 0 };
-                    self.recorder.borrow_mut().record_op(op_result);
-                }
-                Err(error) => {
-                    self.shared.group.failed.store(true, Ordering::Release);
-                    self.failure.borrow_mut().get_or_insert(error);
-                    return;
-                }
-            }
-            self.shared.completed_ops.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Runs all streams of a workload on this thread.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
@@ -172,54 +129,41 @@ pub(crate) fn run_worker(
     let volume = namespace.run_until_complete(AnyVolume::open(devices, &pool, open, &format));
     let volume = volume.map_err(|error| namespace.open_error(error))?;
     let engine = Rc::new(volume.engine(0, devices, pool.clone()));
-    let begin = now();
-    let context = StreamContext {
-        shared,
-        engine: Rc::clone(&engine),
-        volume,
-        pool,
-        op_generator: RefCell::new(shared.op_generator(0)),
-        recorder: RefCell::new(Recorder::new(begin + config.warm_up)),
-        failure: RefCell::new(None),
-        end_at: shared.end_time(begin),
-    };
-    run_event_loop(&namespace, &context)?;
-    let StreamContext { recorder, failure, .. } = context;
-    if let Some(error) = failure.into_inner() {
-        return Err(error);
-    }
+    let context = StreamContext::new(shared, 0, &engine, volume.info().has_iterators, pool);
+    run_event_loop(&namespace, &context, (shared, &engine, &volume))?;
+    let recorder = context.finish()?;
     namespace.run_until_complete(engine.close()).map_err(BenchError::Close)?;
     drop(engine);
     namespace.close();
-    Ok(recorder.into_inner())
+    Ok(recorder)
 }
 
 /// The event loop of this thread.
-fn run_event_loop(namespace: &RemoteNamespace, context: &StreamContext<'_>) -> Result<(), BenchError> {
-    let (shared, now) = (context.shared, namespace.now);
+fn run_event_loop(
+    namespace: &RemoteNamespace,
+    context: &StreamContext<'_>,
+    (shared, engine, volume): (&WorkloadState, &Rc<AnyEngine>, &AnyVolume),
+) -> Result<(), BenchError> {
+    let now = namespace.now;
     let doorbell = CoreWaker::without_eventfd();
     let handle = ReactorHandle::new(doorbell.clone(), namespace.channel.clone(), CpuTime::measured());
     let idle = namespace.remote.with_session(|session| {
         IdlePolicy::new(shared.polling, doorbell.clone(), session.sockets_mut(), None)
     });
     let mut idle = idle.map_err(|error| BenchError::Thread(error.raw_os_error().unwrap_or_default()))?;
-    let (engine, background) = (Rc::clone(&context.engine), handle.clone());
+    let (engine, background) = (Rc::clone(engine), handle.clone());
     // A failed checkpoint is retried; if it matters, the next put fails too.
     handle.spawn(async move { engine.maintain(&background, |_| ()).await });
     let count = shared.config.threads * shared.config.depth;
-    let mut streams: TaskSlab<Pin<Box<dyn Future<Output = ()> + '_>>> = TaskSlab::new(count, doorbell);
     handle.begin_iteration(now());
-    for _ in 0..count {
-        let started = streams.spawn(Box::pin(context.run_stream()));
-        assert!(started.is_ok(), "there is room for every stream");
-    }
+    let mut streams = context.start(count, shared.has_writer(0), &handle, doorbell);
     loop {
         let iteration_start = now();
         handle.begin_iteration(iteration_start);
         let mut busy = namespace.remote.poll(iteration_start);
         busy |= namespace.channel.poll() > 0;
         busy |= streams.poll_ready() + handle.poll_background() > 0;
-        if streams.running() == 0 && context.volume.is_idle() {
+        if streams.running() == 0 && volume.is_idle() {
             break;
         }
         let deadline = namespace.remote.next_deadline().min(handle.next_deadline());

@@ -22,6 +22,10 @@ pub struct ReportedConfig {
     pub urls: Vec<String>,
     /// Number of files of an engine on files.
     pub files: Option<usize>,
+    /// Name of an engine on a local device.
+    pub engine: Option<&'static str>,
+    /// Bytes of its cache; 0 for its default.
+    pub cache_bytes: Option<u64>,
     /// When an engine in this process acknowledges a write.
     pub durability: Option<&'static str>,
     /// Clients, each with a connection of its own; threads of an engine in this process.
@@ -54,6 +58,10 @@ pub struct ReportedConfig {
     pub seed: u64,
     /// Whether values read are verified.
     pub verify: bool,
+    /// Pairs of one scan of scanrandom.
+    pub scan_length: u32,
+    /// Stores per second of the writer beside readwhilewriting; `None` for one after the other.
+    pub write_rate_ops_s: Option<f64>,
 }
 
 impl ReportedConfig {
@@ -74,6 +82,8 @@ impl ReportedConfig {
             url: data_locations[0].clone(),
             urls: if system.files().is_some() { Vec::new() } else { data_locations.to_vec() },
             files: system.files(),
+            engine: system.engine(),
+            cache_bytes: system.cache_bytes(),
             durability: system.durability(),
             threads: config.threads,
             depth: config.depth,
@@ -90,6 +100,8 @@ impl ReportedConfig {
             warm_up_s: config.warm_up.as_secs_f64(),
             seed: config.seed,
             verify: config.verify,
+            scan_length: config.scan_length,
+            write_rate_ops_s: config.write_rate,
         }
     }
 }

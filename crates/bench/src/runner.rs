@@ -12,7 +12,7 @@ use crate::values::ValueGenerator;
 use crate::workload::Workload;
 use crate::workload_result::{TargetResult, WorkloadResult};
 use crate::workload_state::{TargetNode, WorkerGroup, WorkloadProgress, WorkloadState};
-use crate::{host_kvs, kv_worker, remote_engine};
+use crate::{host_kvs, kv_worker, local_engine, remote_engine};
 use octokv_base::Nanos;
 use octokv_client::{ClientConfig, Reconnect};
 use octokv_runtime::Polling;
@@ -49,6 +49,7 @@ pub fn run(
         let group = Arc::new(WorkerGroup {
             workers: targets.iter().map(|(_, workers)| workers.len()).sum(),
             connected: AtomicUsize::new(0),
+            finished: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         });
         let targets: Vec<(Arc<WorkloadState>, WorkerAssignments)> =
@@ -191,6 +192,7 @@ fn run_worker_thread(
     match system {
         SystemUnderTest::Kv => kv_worker::run_worker(shared, number, threads),
         SystemUnderTest::RemoteEngine(engine) => remote_engine::run_worker(shared, *engine),
+        SystemUnderTest::LocalEngine(local) => local_engine::run_worker(shared, local, number, threads),
         SystemUnderTest::HostKvs(store) => host_kvs::run_worker(shared, store, number),
         SystemUnderTest::RespServer(_) => resp_worker::run_worker(shared, number, threads),
     }

@@ -3,12 +3,14 @@
 //! ```text
 //!   kv             generator ─ Key Value commands ─▶ node: engine ─▶ device          (NetKVS's (d), OctoKV)
 //!   remote-engine  generator ─▶ engine ─ NVM commands ─▶ node ─▶ device              (NetKVS's (c))
+//!   local-engine   generator ─▶ engine ─▶ local file or block device, by the path of a node: io_uring, group commit
 //!   host-kvs       generator ─▶ engine ─▶ files of this machine, synced with each put (OctoKV's Host KVS)
 //!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (baselines of the first)
 //! ```
 
 use crate::config::BenchConfig;
 use crate::host_kvs::HostKvs;
+use crate::local_engine::LocalEngine;
 use octokv_engine::Durability;
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ pub enum SystemUnderTest {
     Kv,
     /// The hash engine in this process, on a block namespace of the node.
     RemoteEngine(LocalEngineConfig),
+    /// An engine in this process, on a local device.
+    LocalEngine(Arc<LocalEngine>),
     /// The hash engine in this process, on files.
     HostKvs(Arc<HostKvs>),
     /// The server of a baseline that speaks RESP, by its name ([`crate::baselines`]).
@@ -42,6 +46,7 @@ impl SystemUnderTest {
         match self {
             SystemUnderTest::Kv => "kv",
             SystemUnderTest::RemoteEngine(_) => "remote-engine",
+            SystemUnderTest::LocalEngine(_) => "local-engine",
             SystemUnderTest::HostKvs(_) => "host-kvs",
             SystemUnderTest::RespServer(name) => name,
         }
@@ -50,8 +55,27 @@ impl SystemUnderTest {
     /// Number of files of an engine on files; `None` for the others.
     pub fn files(&self) -> Option<usize> {
         match self {
-            SystemUnderTest::Kv | SystemUnderTest::RemoteEngine(_) | SystemUnderTest::RespServer(_) => None,
+            SystemUnderTest::Kv
+            | SystemUnderTest::RemoteEngine(_)
+            | SystemUnderTest::LocalEngine(_)
+            | SystemUnderTest::RespServer(_) => None,
             SystemUnderTest::HostKvs(store) => Some(store.files()),
+        }
+    }
+
+    /// Name of an engine on a local device; `None` for the others.
+    pub fn engine(&self) -> Option<&'static str> {
+        match self {
+            SystemUnderTest::LocalEngine(local) => Some(local.kind().name()),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the cache of an engine on a local device; `None` for the others.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        match self {
+            SystemUnderTest::LocalEngine(local) => Some(local.open_config().cache_bytes),
+            _ => None,
         }
     }
 
@@ -60,6 +84,7 @@ impl SystemUnderTest {
         let durability = match self {
             SystemUnderTest::Kv | SystemUnderTest::RespServer(_) => return None,
             SystemUnderTest::RemoteEngine(settings) => settings.durability,
+            SystemUnderTest::LocalEngine(local) => local.open_config().durability,
             SystemUnderTest::HostKvs(_) => Durability::PowerSafe,
         };
         Some(match durability {
@@ -75,7 +100,7 @@ impl SystemUnderTest {
         cores: &[Option<usize>],
     ) -> Vec<(Option<usize>, usize)> {
         match self {
-            SystemUnderTest::Kv | SystemUnderTest::RespServer(_) => {
+            SystemUnderTest::Kv | SystemUnderTest::LocalEngine(_) | SystemUnderTest::RespServer(_) => {
                 let count = cores.len().min(config.threads);
                 let share = |number| config.threads / count + usize::from(number < config.threads % count);
                 cores[..count].iter().enumerate().map(|(number, &core)| (core, share(number))).collect()

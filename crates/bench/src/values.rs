@@ -30,6 +30,12 @@ pub fn key(index: u64, key_bytes: usize) -> Key {
     Key::new(&bytes[..key_bytes]).expect("a validated configuration has no longer keys")
 }
 
+/// The index of a key; `None` if no index has it, whatever the length of keys.
+pub fn index_of(key: &[u8]) -> Option<u64> {
+    let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
+    key.iter().try_fold(0u64, |index, byte| index.checked_mul(10)?.checked_add(digit(byte)?))
+}
+
 /// A key that no index has, adjacent to the key of `index`: its last byte is no digit.
 pub fn absent_key(index: u64, key_bytes: usize) -> Key {
     let mut bytes = [0; KEY_BYTES_MAX];
@@ -87,6 +93,16 @@ mod tests {
         assert_eq!(key(1234, 16).as_bytes(), b"0000000000001234");
         assert_eq!(key(0, 1).as_bytes(), b"0");
         assert_eq!(key(7, 20).as_bytes(), b"00000000000000000007");
+    }
+
+    #[test]
+    fn the_index_of_a_key_is_found_and_no_other_key_has_one() {
+        for index in [0, 7, 1234, u64::MAX] {
+            assert_eq!(index_of(key(index, 30).as_bytes()), Some(index));
+        }
+        for other in ["00123y", "18446744073709551616", " 1", "-1"] {
+            assert_eq!(index_of(other.as_bytes()), None, "{other}");
+        }
     }
 
     #[test]

@@ -4,17 +4,19 @@
 //!   fillseq fillrandom overwrite     store                ycsb-a   50 % read   50 % update              zipf
 //!   readseq readrandom readmissing   read                 ycsb-b   95 % read    5 % update              zipf
 //!   seekrandom                       list                 ycsb-c  100 % read                            zipf
-//!   deleteseq deleterandom           delete               ycsb-d   95 % read    5 % insert              latest
-//!   ycsb-w         100 % update      zipf                 ycsb-e   95 % list    5 % insert              zipf
-//!                                                         ycsb-f   50 % read   50 % read-modify-write   zipf
+//!   scanrandom                       scan                 ycsb-d   95 % read    5 % insert              latest
+//!   deleteseq deleterandom           delete               ycsb-e   95 % scan    5 % insert              zipf
+//!   readwhilewriting  read, beside one writer             ycsb-f   50 % read   50 % read-modify-write   zipf
+//!                                                         ycsb-w  100 % update                          zipf
 //! ```
+//! A scan reads pairs by an iterator. A target without iterators lists keys in place of the scans of ycsb-e.
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
 //! phase is `fillseq`. Inserted keys follow `num` in order; each workload of a run begins there again.
 
 use crate::key_distribution::KeyDistribution;
 use crate::name_lookup::{self, UnknownName};
 
-/// Largest number of keys that one List requests.
+/// Largest number of keys that one List requests, and of pairs that a scan of ycsb-e does.
 pub const LIST_KEYS_MAX: u32 = 100;
 
 /// The kind of one operation.
@@ -34,6 +36,8 @@ pub enum WorkloadOp {
     Delete,
     /// Lists 1 to 100 keys from a key on; reads no values.
     List,
+    /// Reads pairs in order from a key on, by an iterator of its own.
+    Scan,
 }
 
 /// A workload: a mix of operations, and the keys they access.
@@ -57,6 +61,10 @@ pub enum Workload {
     ReadMissing,
     /// Lists 100 keys from one drawn at random.
     SeekRandom,
+    /// Reads pairs in order from a key drawn at random ([`crate::BenchConfig::scan_length`]).
+    ScanRandom,
+    /// Reads keys drawn at random, while one more stream stores keys drawn at random.
+    ReadWhileWriting,
     /// Update heavy.
     YcsbA,
     /// Read mostly.
@@ -75,7 +83,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 16] = [
+    pub const ALL: [Workload; 18] = [
         Workload::FillSequential,
         Workload::FillRandom,
         Workload::Overwrite,
@@ -83,6 +91,8 @@ impl Workload {
         Workload::ReadRandom,
         Workload::ReadMissing,
         Workload::SeekRandom,
+        Workload::ScanRandom,
+        Workload::ReadWhileWriting,
         Workload::DeleteSequential,
         Workload::DeleteRandom,
         Workload::YcsbA,
@@ -104,6 +114,8 @@ impl Workload {
             Workload::ReadRandom => "readrandom",
             Workload::ReadMissing => "readmissing",
             Workload::SeekRandom => "seekrandom",
+            Workload::ScanRandom => "scanrandom",
+            Workload::ReadWhileWriting => "readwhilewriting",
             Workload::DeleteSequential => "deleteseq",
             Workload::DeleteRandom => "deleterandom",
             Workload::YcsbA => "ycsb-a",
@@ -116,13 +128,18 @@ impl Workload {
         }
     }
 
-    /// Its operations, each with its share in percent; the shares sum to 100.
+    /// Its operations, each with its share in percent; the shares sum to 100. A List of ycsb-e is a Scan if the target has
+    /// iterators.
     pub fn mix(self) -> &'static [(WorkloadOp, u64)] {
         match self {
             Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::YcsbW => {
                 &[(WorkloadOp::Store, 100)]
             }
-            Workload::ReadSequential | Workload::ReadRandom | Workload::YcsbC => &[(WorkloadOp::Read, 100)],
+            Workload::ReadSequential
+            | Workload::ReadRandom
+            | Workload::ReadWhileWriting
+            | Workload::YcsbC => &[(WorkloadOp::Read, 100)],
+            Workload::ScanRandom => &[(WorkloadOp::Scan, 100)],
             Workload::ReadMissing => &[(WorkloadOp::ReadMissing, 100)],
             Workload::SeekRandom => &[(WorkloadOp::List, 100)],
             Workload::DeleteSequential | Workload::DeleteRandom => &[(WorkloadOp::Delete, 100)],
@@ -143,6 +160,8 @@ impl Workload {
             | Workload::ReadRandom
             | Workload::ReadMissing
             | Workload::SeekRandom
+            | Workload::ScanRandom
+            | Workload::ReadWhileWriting
             | Workload::DeleteRandom => Some(KeyDistribution::Uniform),
             Workload::YcsbD => Some(KeyDistribution::Latest),
             Workload::YcsbA
@@ -164,9 +183,14 @@ impl Workload {
         matches!(self, Workload::FillSequential | Workload::FillRandom)
     }
 
-    /// Whether it reads values.
+    /// Whether one stream beside the others stores values.
+    pub fn has_writer(self) -> bool {
+        self == Workload::ReadWhileWriting
+    }
+
+    /// Whether it reads values from any target.
     pub fn reads_values(self) -> bool {
-        [WorkloadOp::Read, WorkloadOp::ReadMissing, WorkloadOp::ReadModifyWrite]
+        [WorkloadOp::Read, WorkloadOp::ReadMissing, WorkloadOp::ReadModifyWrite, WorkloadOp::Scan]
             .into_iter()
             .any(|action| self.includes(action))
     }

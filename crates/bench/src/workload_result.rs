@@ -46,6 +46,10 @@ pub struct WorkloadResult {
     pub not_found: u64,
     /// Keys in the responses of all lists.
     pub keys_listed: u64,
+    /// Pairs that all scans read.
+    pub pairs_read: u64,
+    /// Stores of the writer beside the workload, which are none of its operations.
+    pub writes_beside: u64,
     /// Whether every value read was verified.
     pub verified: bool,
     /// Seconds from the end of the warm-up to the last response.
@@ -166,7 +170,9 @@ impl WorkloadResult {
             operations,
             not_found: recorder.missing,
             keys_listed: recorder.keys_listed,
-            verified: config.verify && workload.reads_values(),
+            pairs_read: recorder.pairs_read,
+            writes_beside: recorder.writes_beside,
+            verified: config.verify && (workload.reads_values() || recorder.pairs_read > 0),
             elapsed_s,
             throughput_ops_s,
             throughput_mib_s,
@@ -196,7 +202,7 @@ fn quantile_steps(operations: u64) -> impl Iterator<Item = f64> {
 }
 
 const COLUMNS: [(&str, usize); 11] = [
-    ("workload", 12),
+    ("workload", 16),
     ("system", 13),
     ("operations", 11),
     ("seconds", 8),
@@ -211,7 +217,7 @@ const COLUMNS: [(&str, usize); 11] = [
 
 /// The header line of the table.
 pub fn table_header() -> String {
-    let mut line = format!("{:<12}", COLUMNS[0].0);
+    let mut line = format!("{:<16}", COLUMNS[0].0);
     for (name, width) in &COLUMNS[1..] {
         // Writing to a string cannot fail.
         let _ = write!(line, " {name:>width$}");
@@ -223,7 +229,7 @@ pub fn table_header() -> String {
 pub fn table_row(result: &WorkloadResult) -> String {
     let f = result;
     let mut line = format!(
-        "{:<12} {:>13} {:>11} {:>8.2} {:>10.0} {:>8.1} {:>9.1} {:>9.1} {:>9.1} {:>10.1} {:>10.1}",
+        "{:<16} {:>13} {:>11} {:>8.2} {:>10.0} {:>8.1} {:>9.1} {:>9.1} {:>9.1} {:>10.1} {:>10.1}",
         f.workload,
         f.system,
         f.operations,
@@ -239,6 +245,11 @@ pub fn table_row(result: &WorkloadResult) -> String {
     if f.not_found > 0 {
         let _ = write!(line, "  ({} not found)", f.not_found);
     }
+    let beside =
+        [(f.keys_listed, "keys listed"), (f.pairs_read, "pairs read"), (f.writes_beside, "writes beside")];
+    for (count, what) in beside.into_iter().filter(|(count, _)| *count > 0) {
+        let _ = write!(line, "  ({count} {what})");
+    }
     if let Some(round) = f.round {
         let _ = write!(line, "  (round {round})");
     }
@@ -252,7 +263,7 @@ pub fn table_row(result: &WorkloadResult) -> String {
 pub fn target_row(target: &TargetResult) -> String {
     let t = target;
     let mut line = format!(
-        "  {:<24} {:>11} {:>8} {:>10.0} {:>8.1} {:>9.1} {:>9} {:>9.1}  {}",
+        "  {:<28} {:>11} {:>8} {:>10.0} {:>8.1} {:>9.1} {:>9} {:>9.1}  {}",
         format!("{} of the threads", t.threads),
         t.operations,
         "",
@@ -282,12 +293,16 @@ mod tests {
             found,
             value_bytes: if found { 1 << 20 } else { 0 },
             keys_listed: 0,
+            pairs_read: 2,
         };
         one.record_op(op_result(0, 999, true)); // In the warm-up: not counted.
         for i in 1..=99u64 {
             one.record_op(op_result(0, i * 1_000, true));
         }
         other.record_op(op_result(1_000_000, 2_001_000, false));
+        one.record_write_beside(Nanos(999)); // In the warm-up: not counted.
+        one.record_write_beside(Nanos(1_000));
+        other.record_write_beside(Nanos(2_000));
         one.add(other);
         WorkloadResult::new(Workload::ReadRandom, "kv", &BenchConfig::default(), one)
     }
@@ -296,6 +311,7 @@ mod tests {
     fn a_result_adds_up_all_recorders() {
         let f = sample_result();
         assert_eq!((f.operations, f.not_found), (100, 1));
+        assert_eq!((f.pairs_read, f.writes_beside), (200, 2));
         assert!((f.elapsed_s - 0.002).abs() < 1e-9);
         assert!((f.throughput_ops_s - 50_000.0).abs() < 1e-3);
         assert!((f.throughput_mib_s - 49_500.0).abs() < 1e-3);
@@ -314,6 +330,7 @@ mod tests {
             found: true,
             value_bytes: 1,
             keys_listed: 0,
+            pairs_read: 0,
         };
         let syscalls = SyscallTimes { sync: Nanos(6_000), write: Nanos(1_000), ..SyscallTimes::default() };
         for recorder in [&mut one, &mut other] {
@@ -343,6 +360,6 @@ mod tests {
         let end = |text: &str, of: &str| text.find(of).unwrap() + of.len();
         assert_eq!(end(&head, "operations"), end(&line, " 100"));
         assert_eq!(end(&head, "system"), end(&line, " kv"));
-        assert!(line.ends_with("(1 not found)"));
+        assert!(line.ends_with("(1 not found)  (200 pairs read)  (2 writes beside)"), "{line}");
     }
 }

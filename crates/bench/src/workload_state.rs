@@ -38,6 +38,8 @@ pub struct TargetNode {
 pub(crate) struct WorkerGroup {
     pub workers: usize,
     pub connected: AtomicUsize,
+    /// Workers whose streams have ended.
+    pub finished: AtomicUsize,
     pub failed: AtomicBool,
 }
 
@@ -63,6 +65,17 @@ pub(crate) struct WorkloadState {
 }
 
 impl WorkloadState {
+    /// Whether worker `number` has the writer beside the workload: one per target.
+    pub fn has_writer(&self, number: usize) -> bool {
+        number == 0 && self.workload.has_writer()
+    }
+
+    /// Whether the streams of every worker have ended, or one has failed: the writer beside the workload ends then.
+    pub fn is_finished(&self) -> bool {
+        let group = &self.group;
+        group.finished.load(Ordering::Acquire) >= group.workers || group.failed.load(Ordering::Relaxed)
+    }
+
     /// The next operation; `None` at the end of the workload.
     #[inline]
     pub fn next_op(&self, op_generator: &mut OpGenerator) -> Option<Operation> {
@@ -87,5 +100,32 @@ impl WorkloadState {
     pub fn op_generator(&self, number: usize) -> OpGenerator {
         let random = Prng::new(self.config.seed ^ (number as u64 + 1) << 32 ^ self.workload as u64);
         OpGenerator::new(&self.config, self.workload, random)
+    }
+}
+
+/// The state of a workload without a target.
+#[cfg(test)]
+pub(crate) fn test_state(config: BenchConfig, workload: Workload) -> WorkloadState {
+    use crate::shard::Shard;
+    let group = WorkerGroup {
+        workers: 1,
+        connected: AtomicUsize::new(0),
+        finished: AtomicUsize::new(0),
+        failed: AtomicBool::new(false),
+    };
+    WorkloadState {
+        group: Arc::new(group),
+        workload,
+        system_name: "none",
+        address: SocketAddr::from(([127, 0, 0, 1], 0)),
+        client: ClientConfig::default(),
+        platform: GeneratorPlatform { now: || Nanos::ZERO, spawn: |_, _| Ok(()) },
+        polling: Polling::Sleep,
+        values: ValueGenerator::new(config.seed, config.value_sizes.max_bytes()),
+        keys: KeySpace::new(Shard::WHOLE, config.keys, 1),
+        workers: 1,
+        issued_ops: AtomicU64::new(0),
+        completed_ops: AtomicU64::new(0),
+        config,
     }
 }

@@ -3,6 +3,7 @@
 //! # Layout
 //! - [`baselines`]: other stores measured alternately with the node.
 //! - [`bench_config`]: the benchmark configuration from the flags.
+//! - [`local_engine`]: an engine on a local device; which system supports what.
 //! - [`output`]: table rows on standard output.
 //! - [`platform`]: clock, threads and polling of the load generator.
 //! - [`plots`]: the files of `--svg`.
@@ -10,6 +11,7 @@
 
 mod baselines;
 mod bench_config;
+mod local_engine;
 mod output;
 mod platform;
 mod plots;
@@ -27,7 +29,6 @@ use baselines::{BaselineRunner, ComparisonRun};
 use octokv_bench::host_kvs::{DbFile, HostKvs, db_file_bytes};
 use octokv_bench::machine_info::MachineInfo;
 use octokv_bench::report::{BENCH_SCHEMA, BenchReport, ReportedConfig};
-use octokv_bench::workload::WorkloadOp;
 use octokv_bench::workload_result::{WorkloadResult, table_header};
 use octokv_bench::{
     BenchConfig, LocalEngineConfig, SystemUnderTest, TargetFailure, TargetNode, remote_engine,
@@ -63,7 +64,12 @@ pub fn run(bench: &BenchArgs) -> CliResult {
     };
     let polling = bench.client_polling.to_runtime(SPIN_BEFORE_SLEEP);
     let to_stdout = bench.json.as_deref() == Some(Path::new(output_file::STDOUT));
+    let is_compared = !bench.against.is_empty();
     let ours = |config: &BenchConfig| {
+        if let (SystemUnderTest::LocalEngine(engine), true) = (&system, is_compared) {
+            // The baseline runs each workload in a process of its own, which opens its files.
+            engine.reopen().map_err(|error| anyhow!("{error}"))?;
+        }
         let reporter = ProgressReporter::new(config.workloads[0].name());
         Ok(run_on_system(&system, config, &nodes, &cores, polling, reporter)?.remove(0))
     };
@@ -74,17 +80,26 @@ pub fn run(bench: &BenchArgs) -> CliResult {
         },
         _ => {
             let config = BenchConfig { rate: bench.rate, ..config.clone() };
-            let runner = BaselineRunner::new(bench, &config, &cores)?;
-            runner.run(&config, ours, !to_stdout)?
+            let discard = |config: &BenchConfig| match &system {
+                SystemUnderTest::LocalEngine(engine) => {
+                    Ok(engine.discard_all().map_err(|error| anyhow!("{error}"))?)
+                }
+                _ => ours(&baselines::deletion_config(config)).map(drop),
+            };
+            let embedded = local_engine::embedded_options(&system);
+            let runner = BaselineRunner::new(bench, &config, &cores, embedded)?;
+            runner.run(&config, ours, discard, !to_stdout)?
         }
     };
     if let Some(file) = &bench.json {
         write_json_report(file, bench, &system, &config, comparison_run)?;
     }
-    if let SystemUnderTest::HostKvs(store) = &system {
-        store.close().map_err(|error| anyhow!("{error}"))?;
-    }
-    Ok(())
+    let closed = match &system {
+        SystemUnderTest::HostKvs(store) => store.close(),
+        SystemUnderTest::LocalEngine(engine) => engine.close(),
+        _ => Ok(()),
+    };
+    Ok(closed.map_err(|error| anyhow!("{error}"))?)
 }
 
 /// Creates the directories of `--json` and `--svg` and checks that they can be written, before anything runs.
@@ -169,19 +184,14 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
         false => Ok(()),
     };
     let (remote, host) = (bench.system == SystemArg::RemoteEngine, bench.system == SystemArg::HostKvs);
-    of("durability", bench.durability.is_some(), remote, "remote-engine")?;
-    of("format", bench.format, remote || host, "remote-engine or host-kvs")?;
+    let (kv, local) = (bench.system == SystemArg::Kv, bench.system == SystemArg::LocalEngine);
+    of("durability", bench.durability.is_some(), remote || local, "remote-engine or local-engine")?;
+    of("format", bench.format, !kv, "remote-engine, local-engine or host-kvs")?;
     of("host-kvs-dir", bench.host_kvs_dir.is_some(), host, "host-kvs")?;
     of("host-kvs-files", bench.host_kvs_files.is_some(), host, "host-kvs")?;
-    let kv = !remote && !host;
     of("rate", bench.rate.is_some(), kv, "kv")?;
     of("rates", !bench.rates.is_empty(), kv, "kv")?;
-    if let Some(workload) =
-        config.workloads.iter().find(|workload| workload.includes(WorkloadOp::List) && !kv)
-    {
-        let what = format!("--workload {}: lists of keys are for --system kv", workload.name());
-        return Err(CliError::Usage(what));
-    }
+    local_engine::check(bench, config)?;
     let seed = process::random_u64().context("random numbers for a format")?;
     match bench.system {
         SystemArg::Kv => Ok(SystemUnderTest::Kv),
@@ -200,6 +210,9 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
             remote_engine::format_if_needed(config, &node, engine, bench.format, clock::now)
                 .map_err(|error| anyhow!("{error} (--url {url})"))?;
             Ok(SystemUnderTest::RemoteEngine(engine))
+        }
+        SystemArg::LocalEngine => {
+            Ok(SystemUnderTest::LocalEngine(Arc::new(local_engine::open(bench, config)?)))
         }
         SystemArg::HostKvs => {
             let Some(directory) = &bench.host_kvs_dir else {
@@ -248,8 +261,8 @@ fn write_json_report(
     config: &BenchConfig,
     comparison_run: ComparisonRun,
 ) -> CliResult {
-    let locations = match &bench.host_kvs_dir {
-        Some(directory) => vec![directory.display().to_string()],
+    let locations = match bench.host_kvs_dir.as_ref().or(bench.path.as_ref()) {
+        Some(path) => vec![path.display().to_string()],
         None => bench.url.iter().map(Url::to_string).collect(),
     };
     let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();

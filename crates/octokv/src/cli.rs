@@ -10,6 +10,7 @@ use crate::size::{Size, SizeDistributionArg, UnitSetting};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_bench::baselines::BaselineKind;
+use octokv_bench::config::SCAN_LENGTH_DEFAULT;
 use octokv_client::Url;
 use octokv_sim::Scenario;
 use std::ffi::OsString;
@@ -368,19 +369,20 @@ fn parse_scenario(name: &str) -> Result<Scenario, String> {
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// System under test: key-value commands to the node, a local engine on the node's blocks, or a local engine on
-    /// files of this machine.
+    /// System under test: key-value commands to the node; an engine in this process on the node's blocks, on a local
+    /// device by the path of a node, or on files.
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemArg,
-    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, seekrandom, deleteseq, deleterandom, ycsb-a to
-    /// ycsb-f, ycsb-w; a list runs in order.
+    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom, scanrandom,
+    /// deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
     ///
     /// Keys: fillseq, readseq and deleteseq use them in order, ycsb-d draws the latest, other ycsb-* by zipf, the rest
-    /// uniformly. readmissing reads keys that were never stored. seekrandom lists 100 keys from a random one. YCSB
-    /// needs its keys: run fillseq first, with the same --num, sizes and seed. ycsb-a: 50 % reads, 50 % updates; -b: 95
-    /// % and 5 %; -c: reads; -d: 95 % reads, 5 % inserts; -e: 95 % lists of 1 to 100 keys, without their values, 5 %
-    /// inserts; -f: 50 % reads, 50 % read-modify-writes, each one operation; -w: updates. Inserted keys follow --num in
-    /// order.
+    /// uniformly. readmissing reads keys that were never stored. readwhilewriting reads beside one more stream, which
+    /// stores. seekrandom lists 100 keys from a random one. scanrandom reads --scan-length pairs in order from a random
+    /// key, by an iterator of its own. YCSB needs its keys: run fillseq first, with the same --num, sizes and seed.
+    /// ycsb-a: 50 % reads, 50 % updates; -b: 95 % and 5 %; -c: reads; -d: 95 % reads, 5 % inserts; -e: 95 % scans of 1 to
+    /// 100 pairs, without iterators lists of as many keys, 5 % inserts; -f: 50 % reads, 50 % read-modify-writes, each one
+    /// operation; -w: updates. Inserted keys follow --num in order.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "fillrandom,readrandom")]
     pub workload: Vec<Workload>,
     /// Key size in bytes: N, or A..B for uniformly distributed sizes.
@@ -395,7 +397,8 @@ pub struct BenchArgs {
     /// Skew of zipf and latest, 0.01 to 10 [default: 0.99].
     #[arg(long, value_name = "THETA")]
     pub zipf: Option<f64>,
-    /// Independent clients, each with its own connection (with host-kvs: OS threads).
+    /// Independent clients, each with its own connection (with an engine in this process: streams; with host-kvs: OS
+    /// threads).
     #[arg(long, value_name = "COUNT", default_value_t = 12)]
     pub threads: usize,
     /// Operations in flight per client.
@@ -418,12 +421,18 @@ pub struct BenchArgs {
     /// Run each workload at each of these rates.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "rate")]
     pub rates: Vec<f64>,
+    /// Pairs that a scan of scanrandom reads.
+    #[arg(long, value_name = "COUNT", default_value_t = SCAN_LENGTH_DEFAULT)]
+    pub scan_length: u32,
+    /// With readwhilewriting: stores per second of the writer [default: each store when the previous one completes].
+    #[arg(long, value_name = "PER_SECOND")]
+    pub write_rate: Option<f64>,
     /// Seconds of unmeasured operations before each workload.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     pub warm_up: f64,
-    /// CPUs of the load generator, one OS thread each, assigned to the namespaces in turn [default: one thread for each
-    /// namespace, unpinned].
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    /// CPUs of the load generator, one OS thread each, assigned to the namespaces in turn; with local-engine, those of the
+    /// engine's reactors, which drive its streams [default: one thread for each namespace, unpinned].
+    #[arg(long, visible_alias = "cores", value_name = "LIST", value_delimiter = ',')]
     pub client_cores: Vec<usize>,
     /// Host NQN of the connections: the node treats each NQN as one tenant.
     #[arg(long, value_name = "NQN", value_parser = parse_host_nqn)]
@@ -445,23 +454,37 @@ pub struct BenchArgs {
     /// N-WORKLOAD-throughput.svg, with --rates N-WORKLOAD-rates.svg; N counts the workloads from 1.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
-    /// With remote-engine: when the local engine acknowledges a write [default: flush].
+    /// With remote-engine or local-engine: when the engine acknowledges a write [default: flush].
     #[arg(long)]
     pub durability: Option<DurabilityChoice>,
-    /// With remote-engine or host-kvs: discard the data of the namespace or the files and format them.
+    /// With an engine in this process: discard the data of the namespace, the device or the files and format them.
     #[arg(long)]
     pub format: bool,
+    /// With local-engine: file or block device of the engine. With --against, each fill discards its data.
+    #[arg(long, value_name = "FILE")]
+    pub path: Option<PathBuf>,
+    /// With local-engine: size of a missing file.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// With local-engine: the storage engine [default: hash].
+    #[arg(long)]
+    pub engine: Option<EngineArg>,
+    /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own].
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<Size>,
     /// With host-kvs: existing directory of its files; missing files are created.
     #[arg(long, value_name = "DIR")]
     pub host_kvs_dir: Option<PathBuf>,
     /// With host-kvs: number of files [default: --threads].
     #[arg(long, value_name = "COUNT")]
     pub host_kvs_files: Option<usize>,
-    /// Measure these baselines alternately with the node and print ratios: rocksdb (db_bench, embedded), redis, valkey
-    /// (a server started for the run, which syncs every write); a list, or repeated.
+    /// Measure these baselines alternately with ours and print ratios: rocksdb (db_bench, embedded), redis, valkey
+    /// (a server started for the run, which syncs every write); a list, or repeated. For kv; rocksdb for local-engine too.
     ///
     /// All run on this machine with the same keys, values, threads, depth and length. rocksdb supports fillseq,
-    /// fillrandom, overwrite, readrandom, readmissing and deleterandom; redis and valkey all but seekrandom and ycsb-e.
+    /// fillrandom, overwrite, readrandom, readmissing, readwhilewriting and scanrandom (its seekrandom); redis and valkey
+    /// all but readwhilewriting and those that list or scan. Beside local-engine, rocksdb gets the same cache, a memtable
+    /// of the same size and direct I/O, and ours is opened anew for each workload, as db_bench is.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub against: Vec<BaselineKind>,
     /// With --against: number of alternating rounds [default: 3].
@@ -499,6 +522,8 @@ pub enum SystemArg {
     Kv,
     /// The hash engine in this process, on the node's block namespace.
     RemoteEngine,
+    /// An engine in this process, on a local file or block device, by the path of a node.
+    LocalEngine,
     /// The hash engine in this process, on files, synced with each put.
     HostKvs,
 }

@@ -95,6 +95,42 @@ fn baselines_alternate_with_the_node_and_leave_nothing() {
 }
 
 #[test]
+fn rocksdb_alternates_with_a_local_engine_on_equal_terms() {
+    let directory = temp_directory();
+    let place = baseline_directory(directory.path());
+    let device = directory.path().join("device");
+    let ours =
+        ["--system", "local-engine", "--engine", "lsm", "--size", "128MiB", "--cache", "2MiB", "--path"];
+    let all = "fillrandom,fillseq,overwrite,readrandom,readwhilewriting,scanrandom";
+    let more = ["--workload", all, "--rounds", "1", "--against", "rocksdb", "--write-rate", "100"];
+    let places = [device.to_str().unwrap(), "--json", "-", "--peer-dir", place.to_str().unwrap()];
+    let output = octokv(SMALL.iter().chain(&more).chain(&ours).chain(&places));
+    let document: Value = serde_json::from_str(output.stdout_ok()).unwrap();
+    let results = document["results"].as_array().unwrap();
+    assert_eq!(results.len(), 12);
+    for pair in results.chunks(2) {
+        assert_eq!((&pair[0]["system"], &pair[1]["system"]), (&"local-engine".into(), &"rocksdb".into()));
+        assert_eq!((&pair[0]["operations"], &pair[1]["operations"]), (&300.into(), &300.into()));
+        let reads =
+            pair[0]["workload"].as_str().unwrap().contains("random") && pair[0]["workload"] != "fillrandom";
+        assert!(!reads || pair[0]["not_found"] == 0, "{}", pair[0]);
+    }
+    for scan in &results[10..] {
+        let pairs = scan["pairs_read"].as_f64().unwrap();
+        assert!((2_500.0..=3_300.0).contains(&pairs), "{scan}");
+    }
+    let commands = document["baselines"][0]["as_run"].as_array().unwrap();
+    for command in commands {
+        let command = command.as_str().unwrap();
+        let same =
+            ["--cache_size=2097152", "--use_direct_reads=1", "--use_direct_io_for_flush_and_compaction=1"];
+        assert!(same.iter().all(|option| command.contains(option)), "{command}");
+        assert!(command.contains("--write_buffer_size="), "{command}");
+    }
+    assert_clean(&place);
+}
+
+#[test]
 fn a_baseline_server_runs_every_workload_without_lists_and_every_value_verifies() {
     let directory = temp_directory();
     let (server, place) = (Server::start(directory.path(), "64MiB"), baseline_directory(directory.path()));

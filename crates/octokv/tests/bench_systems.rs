@@ -81,6 +81,28 @@ fn the_client_side_engine_runs_every_workload_on_files() {
 }
 
 #[test]
+fn the_local_engines_run_every_workload_on_a_file() {
+    let directory = temp_directory();
+    for engine in ["hash", "lsm"] {
+        let path = directory.path().join(engine);
+        let place = ["--path", path.to_str().unwrap(), "--size", "128MiB", "--engine", engine];
+        runs_every_workload("local-engine", &[&place[..], &["--cores", "0,0"]].concat());
+        let more = ["--workload", "fillseq,readwhilewriting", "--write-rate", "100", "--json", "-"];
+        let local = ["--system", "local-engine", "--cache", "1MiB", "--durability", "device"];
+        let beside = results(&bench(&[&local[..], &place, &more].concat()));
+        assert_eq!((&beside[1]["operations"], &beside[1]["not_found"]), (&200.into(), &0.into()));
+    }
+    let path = directory.path().join("lsm");
+    let place = ["--system", "local-engine", "--path", path.to_str().unwrap(), "--json", "-"];
+    let scans = ["--engine", "lsm", "--workload", "fillseq,scanrandom,ycsb-e", "--scan-length", "5"];
+    for result in &results(&bench(&[&place[..], &scans].concat()))[1..] {
+        assert!(result["pairs_read"].as_u64().unwrap() >= 800 && result["verified"] == true, "{result}");
+    }
+    let other = bench(&place);
+    assert!(other.code == 1 && other.stderr.contains("lsm"), "{}", other.stderr);
+}
+
+#[test]
 fn an_engine_on_files_reports_its_time_in_system_calls() {
     let directory = temp_directory();
     let place = directory.path().to_str().unwrap();
@@ -148,6 +170,20 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
     usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
+    for flag in [&["--path", "/tmp/x"][..], &["--size", "1GiB"], &["--engine", "lsm"], &["--cache", "1GiB"]] {
+        usage(flag, "is for --system local-engine");
+    }
+    let local = |more: &[&str], part| usage(&[&["--system", "local-engine"], more].concat(), part);
+    local(&[], "needs --path FILE");
+    let on_path = |more: &[&str], part| local(&[&["--path", "/tmp/x"], more].concat(), part);
+    on_path(&["--workload", "scanrandom"], "scans are for --system kv");
+    on_path(&["--workload", "ycsb-e"], "lists of keys are for");
+    on_path(&["--workload", "seekrandom", "--engine", "lsm"], "lists of keys are for");
+    on_path(&["--cache", "7"], "at least 1MiB");
+    on_path(&["--against", "redis"], "--against redis is for --system kv");
+    on_path(&["--against", "rocksdb", "--engine", "lsm"], "needs --cache");
+    usage(&["--system", "host-kvs", "--workload", "readwhilewriting"], "one writer");
+    usage(&["--system", "remote-engine", "--workload", "scanrandom"], "scans are for");
     usage(&["--system", "host-kvs", "--rate", "5"], "--rate is for --system kv");
     usage(&["--system", "remote-engine", "--rates", "5,6"], "--rates is for --system kv");
     usage(&["--system", "remote-engine", "--workload", "seekrandom"], "seekrandom");

@@ -56,6 +56,53 @@ fn every_workload_runs_all_operations_and_finds_its_keys() {
 }
 
 #[test]
+fn scans_read_every_pair_where_the_engine_is_ordered() {
+    let directory = temp_directory();
+    let device = directory.path().join("device");
+    let fixed = ["--size", "128MiB", "--listen", "127.0.0.1:0", "--engine", "lsm", "--device"];
+    let server = Server::start_with(directory.path(), &[&fixed[..], &[device.to_str().unwrap()]].concat());
+    let sizes = ["--key-size", "12..20"];
+    let run = |list: &str, more: &[&str]| results(&server, &[&sizes, &["--workload", list], more].concat());
+    run("fillseq", &[]);
+    // More than one command of a scan: 150 pairs of the longest take 450 KiB.
+    for (length, least) in [("1", 300.0), ("7", 300.0 * 7.0 - 40.0), ("150", 300.0 * 75.0)] {
+        let scan = run("scanrandom", &["--scan-length", length]).remove(0);
+        assert_eq!((number(&scan, "operations"), number(&scan, "not_found")), (300.0, 0.0), "{scan}");
+        let most = 300.0 * length.parse::<f64>().unwrap();
+        assert!((least..=most).contains(&number(&scan, "pairs_read")), "{scan}");
+        assert_eq!((&scan["verified"], &scan["keys_listed"]), (&true.into(), &0.into()));
+    }
+    let ycsb = run("ycsb-e", &[]).remove(0);
+    assert_eq!((number(&ycsb, "not_found"), number(&ycsb, "keys_listed")), (0.0, 0.0), "{ycsb}");
+    assert!(number(&ycsb, "pairs_read") > 300.0 * 20.0 && ycsb["verified"] == true, "{ycsb}");
+    let wrong = bench(&server, &[&sizes[..], &["--workload", "scanrandom", "--seed", "2"]].concat());
+    assert!(wrong.code == 1 && wrong.stderr.contains("never stored"), "{}", wrong.stderr);
+}
+
+#[test]
+fn a_scan_of_a_namespace_without_order_fails() {
+    let directory = temp_directory();
+    let server = Server::start(directory.path(), "64MiB");
+    let scan = bench(&server, &["--workload", "scanrandom"]);
+    assert!(scan.code == 1 && scan.stderr.contains("no iterators"), "{}", scan.stderr);
+}
+
+#[test]
+fn reads_go_on_beside_a_writer() {
+    let directory = temp_directory();
+    let server = Server::start(directory.path(), "64MiB");
+    results(&server, &["--workload", "fillseq"]);
+    let beside = ["--workload", "readwhilewriting"];
+    let free = results(&server, &beside).remove(0);
+    assert_eq!((number(&free, "operations"), number(&free, "not_found")), (300.0, 0.0), "{free}");
+    assert_eq!(free["verified"], true);
+    let rated = ["--write-rate", "50", "--seconds", "0.4", "--client-cores", "0,0"];
+    let rated = results(&server, &[&beside[..], &rated].concat()).remove(0);
+    let due = number(&rated, "elapsed_s") * 50.0;
+    assert!((1.0..=due + 5.0).contains(&number(&rated, "writes_beside")), "{rated}");
+}
+
+#[test]
 fn the_report_has_the_config_and_the_time_series() {
     let directory = temp_directory();
     let server = Server::start(directory.path(), "64MiB");
@@ -176,7 +223,7 @@ fn plots_are_drawn_for_every_workload() {
 fn mistakes_are_usage_errors_before_anything_runs() {
     // Nothing listens there: usage errors precede the connection.
     let nowhere = ["bench", "--url", "nvme+tcp://127.0.0.1:1/nqn.2026-11.io.octokv:none?nsid=1"];
-    let table: [(&[&str], &str); 20] = [
+    let table: [(&[&str], &str); 23] = [
         (&["--workload", "ycsb-z"], "unknown workload"),
         (&["--distribution", "normal"], "uniform, zipf, latest"),
         (&["--distribution", "zipf", "--workload", "fillseq,readseq"], "draws keys"),
@@ -184,6 +231,9 @@ fn mistakes_are_usage_errors_before_anything_runs() {
         (&["--zipf", "NaN", "--workload", "ycsb-a"], "from 0.01 to 10"),
         (&["--zipf", "0.5", "--workload", "readrandom"], "by zipf or latest"),
         (&["--rate", "0"], "from 0.1 to 100000000"),
+        (&["--scan-length", "0"], "pairs of a scan"),
+        (&["--write-rate", "5"], "readwhilewriting"),
+        (&["--write-rate", "0", "--workload", "readwhilewriting"], "from 0.1 to"),
         (&["--rate=-5"], "from 0.1 to 100000000"),
         (&["--rates", "100,0"], "from 0.1 to 100000000"),
         (&["--rates", "100", "--rate", "5"], "cannot be used with"),

@@ -108,6 +108,17 @@ pub struct BaselineEnv {
     pub cores: Vec<Option<usize>>,
     /// Polling of our load generator.
     pub polling: Polling,
+    /// Options that make an embedded baseline like an engine in this process; `None` beside a node.
+    pub embedded: Option<EmbeddedOptions>,
+}
+
+/// The memory that an embedded baseline gets, as an engine in this process has it. Both then use direct I/O alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddedOptions {
+    /// Bytes of its cache of blocks.
+    pub cache_bytes: u64,
+    /// Bytes of a memtable; `None` for its default.
+    pub write_buffer_bytes: Option<usize>,
 }
 
 impl BaselineEnv {

@@ -83,7 +83,7 @@ fn median(values: &[f64]) -> f64 {
 pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> String {
     let medians = if rounds == 1 { "1 round".to_owned() } else { format!("medians of {rounds} rounds") };
     let mut text = format!(
-        "{:<12} {:>13} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}   ({medians})\n",
+        "{:<16} {:>13} {:>10} {:>10} {:>8} {:>9} {:>9} {:>8} {:>9} {:>9} {:>8}   ({medians})\n",
         "workload",
         "baseline",
         "ops/s",
@@ -101,7 +101,7 @@ pub fn comparison_table(comparisons: &[BaselineComparison], rounds: usize) -> St
         // Writing to a string cannot fail.
         let _ = write!(
             text,
-            "{:<12} {:>13} {:>10.0} {:>10.0} {:>8.2} {:>9.1} {:>9.1} {:>8.2} {:>9.1} {:>9.1} {:>8.2}",
+            "{:<16} {:>13} {:>10.0} {:>10.0} {:>8.2} {:>9.1} {:>9.1} {:>8.2} {:>9.1} {:>9.1} {:>8.2}",
             c.workload,
             c.baseline,
             ops.ours,

@@ -24,7 +24,7 @@ pub mod resp;
 pub(crate) mod resp_worker;
 pub mod rocksdb;
 
-pub use baseline::{Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind};
+pub use baseline::{Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, EmbeddedOptions};
 
 /// Creates the baseline of this kind. It starts no process before its first workload.
 pub fn create(kind: BaselineKind, env: BaselineEnv) -> Box<dyn Baseline> {

@@ -159,13 +159,20 @@ impl Baseline for RedisBaseline {
     }
 
     fn check_supported(&self, config: &BenchConfig) -> Result<(), String> {
-        if let Some(unsupported) =
-            config.workloads.iter().find(|workload| workload.includes(WorkloadOp::List))
+        if let Some(unsupported) = config
+            .workloads
+            .iter()
+            .find(|workload| workload.includes(WorkloadOp::List) || workload.includes(WorkloadOp::Scan))
         {
             return Err(format!(
                 "--workload {}: it keeps keys in no order and lists none",
                 unsupported.name()
             ));
+        }
+        if config.workloads.iter().any(|workload| workload.has_writer()) {
+            return Err(
+                "--workload readwhilewriting: our generator for it has no writer beside others".to_owned()
+            );
         }
         match config.value_sizes.max_bytes() {
             bytes if bytes > resp::VALUE_BYTES_MAX => Err("--value-size: at most 512 MiB".to_owned()),

@@ -76,7 +76,7 @@ fn connect_all(shared: &WorkloadState, number: usize, threads: usize) -> Result<
     };
     let connections = (0..threads).map(connect).collect::<Result<_, _>>().map_err(local)?;
     let count = threads * shared.config.depth;
-    let idle = Operation { kind: WorkloadOp::Read, index: 0, list_keys: 0 };
+    let idle = Operation { kind: WorkloadOp::Read, index: 0, range_keys: 0 };
     let stream = |_| RespStream { operation: idle, started: Nanos::ZERO, read_result: None };
     Ok(RespWorker {
         shared,
@@ -160,7 +160,9 @@ impl RespWorker<'_> {
                 });
             }
             WorkloadOp::Delete => resp::encode_delete(out, key),
-            WorkloadOp::List => unreachable!("check_supported rejects workloads with lists"),
+            WorkloadOp::List | WorkloadOp::Scan => {
+                unreachable!("check_supported rejects workloads with lists")
+            }
         }
         connection.in_flight.push_back(stream);
     }
@@ -241,7 +243,14 @@ impl RespWorker<'_> {
         let started = stream.started;
         self.waiting.push(number);
         let value_bytes = value_bytes + read_bytes;
-        self.recorder.record_op(OpResult { started, finished: now(), found, value_bytes, keys_listed: 0 });
+        self.recorder.record_op(OpResult {
+            started,
+            finished: now(),
+            found,
+            value_bytes,
+            keys_listed: 0,
+            pairs_read: 0,
+        });
         shared.completed_ops.fetch_add(1, Ordering::Relaxed);
         Ok(true)
     }

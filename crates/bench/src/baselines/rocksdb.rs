@@ -4,7 +4,8 @@
 //!   ours                                  db_bench
 //!   fillseq, fillrandom                   the same, into an empty database
 //!   overwrite, readrandom                 the same, on the existing database
-//!   readmissing                           the same
+//!   readmissing, readwhilewriting         the same
+//!   scanrandom                            seekrandom, with --seek_nexts
 //!   threads × depth in flight             as many threads, one operation each: db_bench has no depth
 //!   ops                                   divided by the threads, rounded up
 //! ```
@@ -13,7 +14,7 @@
 //! In: a configuration. Out: results, parsed from the output. Invariant: every write is in a synced log before it counts.
 
 use crate::baselines::baseline::{
-    Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, last_line,
+    Baseline, BaselineEnv, BaselineError, BaselineInfo, BaselineKind, EmbeddedOptions, last_line,
 };
 use crate::config::{BenchConfig, StopCondition};
 use crate::key_distribution::KeyDistribution;
@@ -24,8 +25,8 @@ use crate::workload_state::WorkloadProgress;
 use octokv_base::Nanos;
 use std::process::Command;
 
-/// Block cache, in bytes: db_bench's default, set explicitly.
-const CACHE_BYTES: usize = 8 << 20;
+/// Block cache beside a node, in bytes: db_bench's default, set explicitly.
+const CACHE_BYTES: u64 = 8 << 20;
 /// Bits per key of the bloom filter that avoids reads of missing keys; without one every read searches several files.
 const FILTER_BITS: u32 = 10;
 /// The shortest key length for which db_bench generates different keys.
@@ -33,13 +34,23 @@ const KEY_BYTES_MIN: usize = 8;
 /// Largest number of db_bench threads.
 const THREADS_MAX: usize = 1024;
 /// The supported workloads. db_bench has deletions too, but does not report how many keys existed.
-const WORKLOADS: [Workload; 5] = [
+const WORKLOADS: [Workload; 7] = [
     Workload::FillSequential,
     Workload::FillRandom,
     Workload::Overwrite,
     Workload::ReadRandom,
     Workload::ReadMissing,
+    Workload::ReadWhileWriting,
+    Workload::ScanRandom,
 ];
+
+/// The name of a workload in db_bench.
+fn db_bench_name(workload: Workload) -> &'static str {
+    match workload {
+        Workload::ScanRandom => "seekrandom",
+        _ => workload.name(),
+    }
+}
 
 /// RocksDB in a directory.
 pub struct RocksDbBaseline {
@@ -82,7 +93,7 @@ impl RocksDbBaseline {
             stop: StopCondition::Operations(config.keys),
             ..config.clone()
         };
-        let mut options = db_bench_options(&preload, Workload::FillSequential);
+        let mut options = db_bench_options(&preload, Workload::FillSequential, self.env.embedded);
         options.retain(|option| option != "--sync=1" && option != "--histogram=1");
         options.push("--sync=0".to_owned());
         self.run_db_bench(&options, "loads every key, not measured")?;
@@ -112,12 +123,12 @@ impl Baseline for RocksDbBaseline {
         } else if !self.filled {
             self.preload(config)?;
         }
-        let printed = self.run_db_bench(&db_bench_options(config, workload), "")?;
+        let printed = self.run_db_bench(&db_bench_options(config, workload, self.env.embedded), "")?;
         self.filled |= workload == Workload::FillRandom;
         if workload == Workload::FillSequential {
             self.filled = thread_count(config) == 1;
         }
-        let printed = DbBenchOutput::parse(&printed, workload.name()).ok_or_else(|| {
+        let printed = DbBenchOutput::parse(&printed, db_bench_name(workload)).ok_or_else(|| {
             BaselineError::Output { program: BaselineKind::RocksDb.program(), last_line: last_line(&printed) }
         })?;
         Ok(printed.workload_result(config, workload))
@@ -163,10 +174,14 @@ fn check_config(config: &BenchConfig) -> Result<(), String> {
 }
 
 /// Options of db_bench for one workload, besides the directory.
-fn db_bench_options(config: &BenchConfig, workload: Workload) -> Vec<String> {
+fn db_bench_options(
+    config: &BenchConfig,
+    workload: Workload,
+    embedded: Option<EmbeddedOptions>,
+) -> Vec<String> {
     let reads = workload.reads_values();
     let mut options = vec![
-        format!("--benchmarks={}", workload.name()),
+        format!("--benchmarks={}", db_bench_name(workload)),
         format!("--use_existing_db={}", u8::from(!workload.is_fill())),
         format!("--num={}", config.keys),
         format!("--key_size={}", config.key_sizes.max_bytes()),
@@ -183,10 +198,20 @@ fn db_bench_options(config: &BenchConfig, workload: Workload) -> Vec<String> {
     let durability_options =
         ["--sync=1", "--disable_wal=0", "--compression_type=none", "--compression_ratio=1"];
     options.extend(durability_options.map(str::to_owned));
-    options.push(format!("--cache_size={CACHE_BYTES}"));
+    options.push(format!("--cache_size={}", embedded.map_or(CACHE_BYTES, |own| own.cache_bytes)));
+    options.extend(embedded.and_then(|own| Some(format!("--write_buffer_size={}", own.write_buffer_bytes?))));
+    if workload == Workload::ScanRandom {
+        options.push(format!("--seek_nexts={}", config.scan_length));
+    }
+    if let (Some(rate), true) = (config.write_rate, workload.has_writer()) {
+        // It counts bytes of keys and values.
+        let pair = config.key_sizes.max_bytes() + config.value_sizes.max_bytes();
+        let bytes_per_second = (rate * pair as f64).ceil() as u64;
+        options.push(format!("--benchmark_write_rate_limit={bytes_per_second}"));
+    }
     options.push(format!("--bloom_bits={FILTER_BITS}"));
-    options.push(format!("--use_direct_reads={}", u8::from(reads)));
-    options.push("--use_direct_io_for_flush_and_compaction=0".to_owned());
+    options.push(format!("--use_direct_reads={}", u8::from(reads || embedded.is_some())));
+    options.push(format!("--use_direct_io_for_flush_and_compaction={}", u8::from(embedded.is_some())));
     // Each workload has a seed of its own, so that it does not repeat the keys of the last; threads take the seeds after it,
     // and 0 would take one from the clock.
     let seed = config.seed.wrapping_add((workload as u64) << 20) & i64::MAX as u64;
@@ -208,6 +233,8 @@ struct DbBenchOutput {
     max_us: f64,
     /// Fraction of the operations that found their keys.
     hit_rate: f64,
+    /// Bytes of keys and values per second, in MiB; `None` if it does not print them.
+    mib_s: Option<f64>,
 }
 
 impl DbBenchOutput {
@@ -232,6 +259,7 @@ impl DbBenchOutput {
             p99_9_us: after(" P99.9:")?,
             max_us: after(" Max:")?,
             hit_rate: parse_hit_rate(head).unwrap_or(1.0),
+            mib_s: before(" MB/s"),
         })
     }
 
@@ -239,11 +267,21 @@ impl DbBenchOutput {
         let of_config =
             WorkloadResult::new(workload, BaselineKind::RocksDb.name(), config, Recorder::new(Nanos::ZERO));
         let not_found = (self.operations as f64 * (1.0 - self.hit_rate)).round() as u64;
-        let moved = self.operations - not_found;
-        let moved_mib = moved as f64 * config.value_sizes.max_bytes() as f64 / f64::from(1 << 20);
+        // It prints no number of pairs, but the bytes of all.
+        let (key_bytes, value_bytes) = (config.key_sizes.max_bytes(), config.value_sizes.max_bytes());
+        let pair_mib = (key_bytes + value_bytes) as f64 / f64::from(1 << 20);
+        let pairs_read = match (workload, self.mib_s) {
+            (Workload::ScanRandom, Some(mib_s)) if self.throughput_ops_s > 0.0 => {
+                (mib_s / pair_mib / self.throughput_ops_s * self.operations as f64).round() as u64
+            }
+            _ => 0,
+        };
+        let moved = if pairs_read > 0 { pairs_read } else { self.operations - not_found };
+        let moved_mib = moved as f64 * value_bytes as f64 / f64::from(1 << 20);
         WorkloadResult {
             operations: self.operations,
             not_found,
+            pairs_read,
             verified: false,
             elapsed_s: self.elapsed_s,
             throughput_ops_s: self.throughput_ops_s,
@@ -285,6 +323,10 @@ mod tests {
     const FILL: &str = include_str!("../../tests/fixtures/db_bench-fillrandom.txt");
     /// The same with --benchmarks=readrandom --reads=333 --use_existing_db=1 and another seed.
     const READ: &str = include_str!("../../tests/fixtures/db_bench-readrandom.txt");
+    /// The same with --benchmarks=seekrandom --seek_nexts=10 --num=2000 --value_size=100, every key present.
+    const SEEK: &str = include_str!("../../tests/fixtures/db_bench-seekrandom.txt");
+    /// The same with --benchmarks=readwhilewriting --benchmark_write_rate_limit=1000000.
+    const READ_WHILE_WRITING: &str = include_str!("../../tests/fixtures/db_bench-readwhilewriting.txt");
 
     #[test]
     fn recorded_output_becomes_a_result() {
@@ -305,6 +347,21 @@ mod tests {
         let result = read.workload_result(&config, Workload::ReadRandom);
         assert!((0.5..0.8).contains(&read.hit_rate), "{read:?}");
         assert_eq!(result.not_found, (999.0 * (1.0 - read.hit_rate)).round() as u64);
+    }
+
+    #[test]
+    fn a_scan_has_pairs_and_the_writer_beside_reads_is_not_counted() {
+        let config = BenchConfig { value_sizes: SizeDistribution::Fixed(100), ..BenchConfig::default() };
+        let seek = DbBenchOutput::parse(SEEK, db_bench_name(Workload::ScanRandom)).unwrap();
+        let result = seek.workload_result(&config, Workload::ScanRandom);
+        assert_eq!((result.workload, result.operations, result.not_found), ("scanrandom", 999, 0));
+        // 10 each, but for those at the end of the keys; the rate has three digits.
+        assert!((9_900..=10_020).contains(&result.pairs_read), "{}", result.pairs_read);
+        assert!((result.throughput_mib_s - 60.0).abs() < 2.0, "{}", result.throughput_mib_s);
+
+        let read = DbBenchOutput::parse(READ_WHILE_WRITING, "readwhilewriting").unwrap();
+        let result = read.workload_result(&config, Workload::ReadWhileWriting);
+        assert_eq!((result.operations, result.pairs_read), (999, 0));
     }
 
     #[test]
@@ -334,12 +391,38 @@ mod tests {
             want.iter()
                 .for_each(|want| assert!(options.iter().any(|option| option == want), "{want} {options:?}"));
         };
-        let fill = db_bench_options(&config, Workload::FillRandom);
+        let fill = db_bench_options(&config, Workload::FillRandom, None);
         has(&fill, &["--threads=6", "--writes=17", "--sync=1", "--disable_wal=0", "--use_existing_db=0"]);
         has(&fill, &["--compression_type=none", "--cache_size=8388608", "--use_direct_reads=0"]);
         let timed = BenchConfig { stop: StopCondition::Time(Nanos::from_secs(7)), ..config.clone() };
-        let read = db_bench_options(&timed, Workload::ReadRandom);
+        let read = db_bench_options(&timed, Workload::ReadRandom, None);
         has(&read, &["--duration=7", "--use_direct_reads=1", "--use_existing_db=1", "--sync=1"]);
+        let ranges = BenchConfig { scan_length: 1000, write_rate: Some(100.0), ..config.clone() };
+        let scan = db_bench_options(&ranges, Workload::ScanRandom, None);
+        has(&scan, &["--benchmarks=seekrandom", "--seek_nexts=1000", "--reads=17"]);
+        let beside = db_bench_options(&ranges, Workload::ReadWhileWriting, None);
+        has(
+            &beside,
+            &["--benchmarks=readwhilewriting", "--benchmark_write_rate_limit=1640000", "--threads=6"],
+        );
+        assert!(!scan.iter().any(|option| option.contains("write_rate")), "{scan:?}");
+    }
+
+    #[test]
+    fn beside_an_engine_in_this_process_it_gets_the_same_memory_and_direct_io() {
+        let embedded = EmbeddedOptions { cache_bytes: 5 << 20, write_buffer_bytes: Some(1 << 20) };
+        for workload in [Workload::FillRandom, Workload::ReadRandom] {
+            let options = db_bench_options(&BenchConfig::default(), workload, Some(embedded));
+            for want in [
+                "--cache_size=5242880",
+                "--write_buffer_size=1048576",
+                "--use_direct_reads=1",
+                "--use_direct_io_for_flush_and_compaction=1",
+                "--sync=1",
+            ] {
+                assert!(options.iter().any(|option| option == want), "{want} {options:?}");
+            }
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use anyhow::{Context, anyhow};
 use octokv_base::Nanos;
 use octokv_bench::baselines::child_processes::ChildProcesses;
 use octokv_bench::baselines::compare::{BaselineComparison, compare, comparison_table};
-use octokv_bench::baselines::{self, Baseline, BaselineEnv, BaselineInfo, BaselineKind};
+use octokv_bench::baselines::{self, Baseline, BaselineEnv, BaselineInfo, BaselineKind, EmbeddedOptions};
 use octokv_bench::workload_result::{WorkloadResult, table_header};
 use octokv_bench::{BenchConfig, StopCondition, Workload, WorkloadProgress};
 use octokv_sys::{signal, thread};
@@ -41,6 +41,8 @@ pub struct BaselineRunner {
     children: Arc<ChildProcesses>,
     directory: TempDir,
     rounds: usize,
+    /// Whether ours is an engine in this process.
+    is_local: bool,
 }
 
 /// Results of a run, with or without baselines.
@@ -78,8 +80,10 @@ pub fn check(bench: &BenchArgs) -> CliResult {
     if bench.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
         return usage(format!("--rounds: must be from 1 to {ROUNDS_MAX}"));
     }
-    if bench.system != SystemArg::Kv {
-        return usage("--against is for --system kv".to_owned());
+    match bench.system {
+        SystemArg::Kv => {}
+        SystemArg::LocalEngine => super::local_engine::check_baselines(kinds)?,
+        _ => return usage("--against is for --system kv or local-engine".to_owned()),
     }
     match (bench.svg.is_some(), bench.rates.is_empty()) {
         (true, _) => usage("--svg cannot be combined with --against".to_owned()),
@@ -97,6 +101,7 @@ impl BaselineRunner {
         bench: &BenchArgs,
         config: &BenchConfig,
         cores: &[Option<usize>],
+        embedded: Option<EmbeddedOptions>,
     ) -> Result<BaselineRunner, CliError> {
         for &kind in &bench.against {
             if !is_in_path(kind.program()) {
@@ -126,6 +131,7 @@ impl BaselineRunner {
                 platform: PLATFORM,
                 cores: cores.to_vec(),
                 polling,
+                embedded,
             };
             baselines::create(kind, env)
         };
@@ -136,10 +142,11 @@ impl BaselineRunner {
                 .check_supported(config)
                 .map_err(|what| CliError::Usage(format!("--against {name}: {what}")))?;
         }
-        Ok(BaselineRunner { baselines, children, directory, rounds: bench.rounds.unwrap_or(DEFAULT_ROUNDS) })
+        let rounds = bench.rounds.unwrap_or(DEFAULT_ROUNDS);
+        Ok(BaselineRunner { baselines, children, directory, rounds, is_local: embedded.is_some() })
     }
 
-    /// Runs all rounds. `ours` runs one workload on the node. With `to_table` it prints every result, and the ratios at
+    /// Runs all rounds. `ours` runs one workload on ours, and `discard` removes its keys. With `to_table` it prints every result, and the ratios at
     /// the end.
     ///
     /// # Errors
@@ -147,7 +154,8 @@ impl BaselineRunner {
     pub fn run(
         mut self,
         config: &BenchConfig,
-        mut ours: impl FnMut(&BenchConfig) -> Result<WorkloadResult, CliError>,
+        ours: impl Fn(&BenchConfig) -> Result<WorkloadResult, CliError>,
+        discard: impl Fn(&BenchConfig) -> CliResult,
         to_table: bool,
     ) -> Result<ComparisonRun, CliError> {
         self.install_signal_cleanup()?;
@@ -160,8 +168,8 @@ impl BaselineRunner {
             for &workload in &config.workloads {
                 let one = BenchConfig { workloads: vec![workload], ..config.clone() };
                 if workload.is_fill() {
-                    // A baseline starts empty, too; the deletion is not measured.
-                    ours(&deletion_config(&one)).inspect_err(|_| wait_if_interrupted())?;
+                    // A baseline starts empty, too; the removal is not measured.
+                    discard(&one).inspect_err(|_| wait_if_interrupted())?;
                 }
                 for side in 0..sides {
                     let result = match side.checked_sub(1) {
@@ -187,7 +195,7 @@ impl BaselineRunner {
             .collect();
         let descriptions: Vec<BaselineInfo> = self.baselines.iter().map(|baseline| baseline.info()).collect();
         if to_table {
-            print_ratios(&mut std::io::stdout(), &comparisons, &descriptions, self.rounds)?;
+            print_ratios(&mut std::io::stdout(), &comparisons, &descriptions, (self.rounds, self.is_local))?;
         }
         Ok(ComparisonRun { results, baselines: descriptions, comparisons })
     }
@@ -224,7 +232,7 @@ fn wait_if_interrupted() {
 }
 
 /// The configuration that deletes all keys.
-fn deletion_config(config: &BenchConfig) -> BenchConfig {
+pub fn deletion_config(config: &BenchConfig) -> BenchConfig {
     BenchConfig {
         workloads: vec![Workload::DeleteSequential],
         depth: config.depth.max(DELETE_DEPTH),
@@ -250,13 +258,19 @@ fn print_ratios(
     out: &mut impl Write,
     comparisons: &[BaselineComparison],
     descriptions: &[BaselineInfo],
-    rounds: usize,
+    (rounds, is_local): (usize, bool),
 ) -> std::io::Result<()> {
     write!(out, "\n{}\n", comparison_table(comparisons, rounds))?;
-    writeln!(out, "A fill starts with an empty baseline and without its keys on the node.")?;
+    match is_local {
+        true => writeln!(out, "A fill starts with an empty baseline and an empty volume.")?,
+        false => {
+            writeln!(out, "A fill starts with an empty baseline and without its keys on the node.")?;
+        }
+    }
     for baseline in descriptions {
         let version = baseline.version.as_deref().unwrap_or("of unknown version");
         let network = match baseline.embedded {
+            true if is_local => "embedded, as ours",
             true => "embedded: its operations do not cross a network, those of the node do",
             false => "over loopback TCP, by the same load generator",
         };

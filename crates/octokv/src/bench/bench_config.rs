@@ -47,6 +47,8 @@ pub fn from_flags(bench: &BenchArgs) -> Result<BenchConfig, CliError> {
         warm_up: span("warm-up", bench.warm_up)?,
         seed: bench.seed,
         verify: !bench.no_verify,
+        scan_length: bench.scan_length,
+        write_rate: bench.write_rate,
     };
     for rate in rates(bench) {
         let one = BenchConfig { rate, ..config.clone() };

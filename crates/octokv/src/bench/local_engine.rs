@@ -1,0 +1,131 @@
+//! The system `local-engine` from the flags of `octokv bench`: which device, which engine, how it is opened.
+
+use crate::choices::DurabilityChoice;
+use crate::cli::{BenchArgs, SystemArg};
+use crate::engine_arg::EngineArg;
+use crate::exit_status::{CliError, CliResult};
+use crate::size::Size;
+use anyhow::{Context, anyhow};
+use octokv_bench::baselines::{BaselineKind, EmbeddedOptions};
+use octokv_bench::local_engine::{LocalEngine, LocalVolumeConfig};
+use octokv_bench::workload::WorkloadOp;
+use octokv_bench::{BenchConfig, SystemUnderTest, Workload};
+use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, WallClock};
+use octokv_node::NodeConfig;
+use octokv_sys::{clock, file, process};
+
+/// Least bytes of a cache.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+
+/// Opens the engine on the device of `--path`, with the defaults of `octokv serve`.
+///
+/// # Errors
+/// A usage error with the flag; a device that cannot be opened, or holds other data.
+pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliError> {
+    let usage = |what: &str| Err(CliError::Usage(what.to_owned()));
+    let EngineArg(engine) = bench.engine.unwrap_or_default();
+    let Some(path) = &bench.path else { return usage("--system local-engine needs --path FILE") };
+    let cache_bytes = bench.cache.unwrap_or_default().0;
+    if (1..CACHE_BYTES_MIN).contains(&cache_bytes) {
+        return usage("--cache: must be 0 or at least 1MiB");
+    }
+    if !bench.against.is_empty() && engine == EngineKind::Lsm && cache_bytes == 0 {
+        return usage("--against with --engine lsm needs --cache, which both get");
+    }
+    let node = NodeConfig::default();
+    let value_bytes_max = u32::try_from(config.value_sizes.max_bytes()).unwrap_or(u32::MAX);
+    let format = FormatConfig {
+        engine,
+        value_bytes_max: FormatConfig::default().value_bytes_max.max(value_bytes_max),
+        seed: process::random_u64().context("random numbers for a format")?,
+        ..FormatConfig::default()
+    };
+    let open = OpenConfig {
+        durability: match bench.durability {
+            None | Some(DurabilityChoice::Flush) => Durability::PowerSafe,
+            Some(DurabilityChoice::Device) => Durability::Completed,
+        },
+        cores: bench.client_cores.len().max(1),
+        cache_bytes,
+        prepare_bytes: node.prepare_bytes,
+        compact_bytes_per_second: node.compact_bytes_per_second,
+        clock: WallClock::new(clock::wall).with_monotonic(clock::now),
+    };
+    let volume = LocalVolumeConfig {
+        format,
+        open,
+        driver: node.driver,
+        device_depth: node.device_depth,
+        pool_bytes: node.buffer_bytes,
+        now: clock::now,
+    };
+    let device = file::open_device(path, bench.size.map(|Size(bytes)| bytes), true)
+        .with_context(|| format!("device {}", path.display()))?;
+    Ok(LocalEngine::open(device, volume, bench.format).map_err(|error| anyhow!("{error}"))?)
+}
+
+/// Checks the flags and workloads that only some systems support.
+///
+/// # Errors
+/// A usage error with the flag or the workload.
+pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
+    let system = bench.system;
+    let is_local = system == SystemArg::LocalEngine;
+    let flags = [
+        ("path", bench.path.is_some()),
+        ("size", bench.size.is_some()),
+        ("engine", bench.engine.is_some()),
+        ("cache", bench.cache.is_some()),
+    ];
+    if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given && !is_local) {
+        return Err(CliError::Usage(format!("--{flag} is for --system local-engine")));
+    }
+    if bench.write_rate.is_some() && !config.workloads.iter().any(|workload| workload.has_writer()) {
+        return Err(CliError::Usage("--write-rate is for --workload readwhilewriting".to_owned()));
+    }
+    let is_ordered = is_local && bench.engine.is_some_and(|EngineArg(engine)| engine == EngineKind::Lsm);
+    let reason = |workload: &Workload| {
+        let lists = workload.includes(WorkloadOp::List);
+        match system {
+            SystemArg::Kv => None,
+            SystemArg::HostKvs if workload.has_writer() => Some("a file has one writer at a time"),
+            _ if lists && !(is_ordered && *workload == Workload::YcsbE) => {
+                Some("lists of keys are for --system kv")
+            }
+            _ if workload.includes(WorkloadOp::Scan) && !is_ordered => {
+                Some("scans are for --system kv, and local-engine with --engine lsm")
+            }
+            _ => None,
+        }
+    };
+    let unsupported = config.workloads.iter().find_map(|workload| Some((workload, reason(workload)?)));
+    match unsupported {
+        Some((workload, why)) => Err(CliError::Usage(format!("--workload {}: {why}", workload.name()))),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a baseline can be compared with an engine in this process.
+///
+/// # Errors
+/// A usage error with the baseline.
+pub fn check_baselines(kinds: &[BaselineKind]) -> CliResult {
+    match kinds.iter().find(|kind| !kind.is_embedded()) {
+        Some(kind) => {
+            let what = format!("--against {} is for --system kv: it is reached over a network", kind.name());
+            Err(CliError::Usage(what))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What an embedded baseline gets to be like an engine in this process; `None` for a node.
+pub fn embedded_options(system: &SystemUnderTest) -> Option<EmbeddedOptions> {
+    match system {
+        SystemUnderTest::LocalEngine(engine) => Some(EmbeddedOptions {
+            cache_bytes: engine.open_config().cache_bytes,
+            write_buffer_bytes: engine.memtable_bytes(),
+        }),
+        _ => None,
+    }
+}
