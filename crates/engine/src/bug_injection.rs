@@ -72,6 +72,24 @@ pub enum InjectedBug {
     DropTombstonesEarly,
     /// An edit is written to the journal before its tables are durable.
     EditBeforeFlush,
+    /// The space of a table or segment is freed by the edit that removes it, though older versions refer to it.
+    FreeUnderVersions,
+    /// An iterator reads what is there when it is advanced, not when it was created.
+    LateSnapshot,
+    /// A memtable is released before the version has its tables.
+    ReleaseMemtableEarly,
+    /// The journal lacks the last table of an edit.
+    LoseTableOfEdit,
+    /// A segment is sealed while a record of it is being written.
+    SealBeforeLastWrite,
+    /// A flush reports one change too many as flushed.
+    FlushClaimsTooMuch,
+    /// Recovery puts into memtables what tables have.
+    ReplayFlushed,
+    /// A view with pairs that it has read ahead is used after a seek.
+    KeepViewOverSeek,
+    /// A view is used that is at another place than its iterator.
+    UseViewOfOtherPlace,
     /// Units of the journal are prepared that batches may be in.
     PrepareJournalInUse,
     /// Preparation writes zeros over the images of the last checkpoint.

@@ -66,11 +66,24 @@ impl LsmCore {
         }
         volume.edits.in_progress.fetch_add(1, Ordering::AcqRel);
         let _in_progress = InProgress(&volume.edits.in_progress);
-        for part in encode_parts(&edit, volume.next_edit()) {
+        let mut lost = Vec::new();
+        if bug_injection::is_injected(InjectedBug::LoseTableOfEdit) {
+            lost.extend(edit.added_tables.pop());
+        }
+        let parts = encode_parts(&edit, volume.next_edit());
+        edit.added_tables.append(&mut lost);
+        for part in parts {
             commit(self, JournalChange::edit_part(&part), None, &mut ready(Ok(()))).await??;
         }
         if volume.commits.durability() == Durability::Completed {
             flush_device(self).await?;
+        }
+        if bug_injection::is_injected(InjectedBug::FreeUnderVersions) {
+            let version = volume.versions.current();
+            let tables = edit.removed_tables.iter().filter_map(|removed| version.find(removed).ok());
+            tables.for_each(|table| volume.release(table.extent()));
+            let segments = edit.removed_segments.iter().filter_map(|id| version.segments().get(id));
+            segments.for_each(|segment| volume.release(segment.meta.extent()));
         }
         let mut installed = volume.edits.installed.lock();
         volume.versions.install(&edit).expect("an edit of the current version");

@@ -37,11 +37,18 @@ impl LsmCore {
         let flushed_bytes = tables.iter().map(|table| table.bytes()).sum();
         let edit = VersionEdit {
             added_tables: tables.iter().map(|table| (0, table.clone())).collect(),
-            flushed_through: Some(through),
+            flushed_through: Some(
+                through + u64::from(bug_injection::is_injected(InjectedBug::FlushClaimsTooMuch)),
+            ),
             ..VersionEdit::default()
         };
-        self.commit_edit(edit).await?;
-        volume.memtables.release_oldest(tables);
+        if bug_injection::is_injected(InjectedBug::ReleaseMemtableEarly) {
+            volume.memtables.release_oldest(tables);
+            self.commit_edit(edit).await?;
+        } else {
+            self.commit_edit(edit).await?;
+            volume.memtables.release_oldest(tables);
+        }
         volume.compaction.flushes.fetch_add(1, Ordering::Relaxed);
         volume.compaction.flushed_bytes.fetch_add(flushed_bytes, Ordering::Relaxed);
         Ok(true)

@@ -25,6 +25,7 @@ use super::table_meta::TableMeta;
 use super::tree_version::TreeVersion;
 use super::version_edit::LEVELS;
 use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Nanos, UnixTime};
 use octokv_device::{DeviceFuture, IoResult};
 use std::collections::VecDeque;
@@ -198,7 +199,7 @@ impl IteratorViews {
     pub(super) fn take(&mut self, id: u64, place_number: u64) -> Option<TreeView> {
         let index = self.views.iter().position(|(other, ..)| *other == id)?;
         let (_, number, view) = self.views.remove(index)?;
-        if number != place_number {
+        if number != place_number && !bug_injection::is_injected(InjectedBug::UseViewOfOtherPlace) {
             self.history.end_scan(&view.degree);
             return None;
         }
@@ -262,7 +263,10 @@ impl LsmCore {
             lower: options.lower.as_ref().map_or_else(Box::default, |key| key.as_bytes().into()),
             upper: options.upper.as_ref().map(|key| key.as_bytes().into()),
         };
-        let point = iterator.snapshot.point();
+        let mut point = iterator.snapshot.point();
+        if bug_injection::is_injected(InjectedBug::LateSnapshot) {
+            point.sequence = self.volume.memtables.last_number();
+        }
         let reported_lost = vec![false; version.lost().as_slice().len()];
         let settings = &self.volume.settings;
         let mode = match (self.clock(), options.keys_only) {

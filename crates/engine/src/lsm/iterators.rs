@@ -5,6 +5,7 @@
 
 use super::core::LsmCore;
 use super::iterator_list::{IteratorPlace, TreeIterator};
+use crate::bug_injection::{self, InjectedBug};
 use crate::{EngineError, IteratorOptions, IteratorProgress, KeySink, PairSink};
 use octokv_base::Key;
 use std::future::poll_fn;
@@ -95,7 +96,9 @@ impl LsmCore {
             return Err(EngineError::IteratorExpired);
         }
         let mut place = state.place.lock();
-        *place = (IteratorPlace::From(key.as_bytes().into()), place.1 + 1);
+        let is_kept = bug_injection::is_injected(InjectedBug::KeepViewOverSeek);
+        let number = if is_kept { place.1 } else { place.1 + 1 };
+        *place = (IteratorPlace::From(key.as_bytes().into()), number);
         Ok(())
     }
 

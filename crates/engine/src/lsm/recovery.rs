@@ -284,7 +284,7 @@ impl TreeReplay<'_> {
         let edit = VersionEdit::decode(bytes, &self.reclaim).map_err(|_| error)?;
         let version = self.versions.install(&edit).map_err(|_| error)?;
         self.installed = number;
-        if edit.flushed_through.is_some() {
+        if edit.flushed_through.is_some() && !bug_injection::is_injected(InjectedBug::ReplayFlushed) {
             self.memtables.drop_through(version.flushed_through());
         }
         Ok(())
@@ -301,7 +301,8 @@ impl ReplayTarget<JournalChange> for TreeReplay<'_> {
         match change.contents(number) {
             ChangeContents::Entry(entry) => {
                 self.has_versions |= entry.version > Version::NONE;
-                let is_in_table = number <= self.versions.current().flushed_through();
+                let is_in_table = number <= self.versions.current().flushed_through()
+                    && !bug_injection::is_injected(InjectedBug::ReplayFlushed);
                 let entry = Some(&entry).filter(|_| !is_in_table);
                 if !self.memtables.apply(number, entry, || self.start) {
                     let lba = self.reader.lba(self.superblock.layout.journal_start_unit(0)).0;

@@ -11,6 +11,7 @@
 
 use super::entry::ValueAddress;
 use super::table_meta::{SegmentMeta, SegmentSeal};
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::Extent;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -98,6 +99,9 @@ impl ValueSegments {
             return;
         }
         let index = table.closed.iter().position(|closed| closed.meta.id() == segment);
+        if index.is_none() && bug_injection::is_injected(InjectedBug::SealBeforeLastWrite) {
+            return;
+        }
         let index = index.expect("a segment stays closed until its writes have ended");
         let closed = &mut table.closed[index];
         closed.end_write(stored);
@@ -111,6 +115,9 @@ impl ValueSegments {
 impl SegmentTable {
     fn close(&mut self, segment: WrittenSegment) {
         match segment.writes {
+            1.. if bug_injection::is_injected(InjectedBug::SealBeforeLastWrite) => {
+                self.ready.push((segment.meta.id(), segment.seal()));
+            }
             0 => self.ready.push((segment.meta.id(), segment.seal())),
             _ => self.closed.push(segment),
         }

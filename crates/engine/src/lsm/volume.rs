@@ -16,6 +16,7 @@ use super::table_meta::{SegmentMeta, TableMeta};
 use super::tree_version::TreeVersion;
 use super::value_segments::ValueSegments;
 use super::version_set::VersionSet;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
 use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
@@ -310,7 +311,7 @@ impl LsmVolume {
     /// Gives back the space to which no version refers any more.
     pub(super) fn release_reclaimed(&self) {
         let reclaimed = self.versions.reclaim().take();
-        if !reclaimed.is_empty() {
+        if !reclaimed.is_empty() && !bug_injection::is_injected(InjectedBug::FreeUnderVersions) {
             reclaimed.into_iter().for_each(|extent| self.space.release(extent));
             self.note_used_space();
         }
@@ -385,6 +386,11 @@ impl LsmVolume {
             },
             ..EngineStatistics::default()
         }
+    }
+
+    /// The memtables that were flushed since the opening, and the compactions that ran.
+    pub fn flush_and_compaction_counts(&self) -> [u64; 2] {
+        [&self.compaction.flushes, &self.compaction.compactions].map(|count| count.load(Ordering::Relaxed))
     }
 
     /// No write of a version below this one will come.
