@@ -308,10 +308,12 @@ impl LsmVolume {
         }
     }
 
-    /// Gives back the space to which no version refers any more.
+    /// Gives back the space to which no version refers any more. After a failed write of the journal nothing is given back: an edit whose batch failed may be
+    /// on the device, and the next opening then has its tables.
     pub(super) fn release_reclaimed(&self) {
         let reclaimed = self.versions.reclaim().take();
-        if !reclaimed.is_empty() && !bug_injection::is_injected(InjectedBug::FreeUnderVersions) {
+        let is_kept = self.commits.has_failed() || bug_injection::is_injected(InjectedBug::FreeUnderVersions);
+        if !reclaimed.is_empty() && !is_kept {
             reclaimed.into_iter().for_each(|extent| self.space.release(extent));
             self.note_used_space();
         }
