@@ -167,9 +167,9 @@ pub(super) struct TreeView {
     ahead: VecDeque<AheadPair>,
     /// What the view met behind the pairs ahead.
     failed: Option<EngineError>,
-    /// What is reported before the pairs ahead.
-    failed_before: Option<EngineError>,
     is_at_end: bool,
+    /// The key behind which it was opened.
+    behind: Option<Box<[u8]>>,
     /// Whether the view is behind a key, and is to step from it.
     has_to_step: bool,
     /// Of the lost ranges of the version, those that were reported.
@@ -286,8 +286,11 @@ impl LsmCore {
             keys_only: options.keys_only,
             ahead: VecDeque::new(),
             failed: None,
-            failed_before: None,
             is_at_end: iterator.is_empty() || *place == IteratorPlace::End,
+            behind: match place {
+                IteratorPlace::Behind(key) => Some(key.clone()),
+                IteratorPlace::Start | IteratorPlace::From(_) | IteratorPlace::End => None,
+            },
             has_to_step: false,
             reported_lost,
             degree,
@@ -308,9 +311,6 @@ impl LsmCore {
         view: &'v mut TreeView,
         yield_point: &mut impl AsyncFnMut(),
     ) -> Result<Option<NextPair<'v>>, EngineError> {
-        if let Some(error) = view.failed_before.take() {
-            return Err(error);
-        }
         self.look_ahead_to(view, 1, yield_point).await;
         if view.ahead.is_empty()
             && let Some(error) = view.failed.take()
@@ -402,6 +402,10 @@ impl LsmCore {
             return self.report_lost(view, None);
         };
         let key = entry.key.to_vec();
+        if view.behind.as_deref() == Some(&key[..]) {
+            // The seek to the place met an error before it was behind its key.
+            return Ok(());
+        }
         if !view.reported_lost.is_empty() {
             if let Err(error) = self.report_lost(view, Some(&key)) {
                 // The same entry again.
@@ -545,10 +549,5 @@ impl TreeView {
             false => self.view.next(yield_point).await,
             true => self.view.prev(yield_point).await,
         }
-    }
-
-    /// The next step fails with this error.
-    pub(super) fn fail_next(&mut self, error: EngineError) {
-        self.failed_before = Some(error);
     }
 }

@@ -59,7 +59,8 @@ impl LsmCore {
                     sink.push(&key, value.bytes());
                     has_received = true;
                 }
-                Err(EngineError::Corrupt { .. }) => {}
+                // Behind pairs, the next call reports it: another core's view may serve that.
+                Err(EngineError::Corrupt { .. }) if !has_received => {}
                 // It may succeed later: the pair is still the next.
                 Err(error) => break Err(error),
             }
@@ -68,13 +69,10 @@ impl LsmCore {
                 break Err(error);
             }
         };
-        let is_passed = matches!(outcome, Ok(_) | Err(EngineError::Corrupt { .. }));
-        if let Err(error) = outcome
-            && has_received
-            && is_passed
-        {
-            view.fail_next(error);
-        }
+        let is_passed = match outcome {
+            Ok(_) => true,
+            Err(error) => !has_received && matches!(error, EngineError::Corrupt { .. }),
+        };
         *state.place.lock() = (place, number + 1);
         if is_passed {
             self.views.borrow_mut().keep(state.id, number + 1, view);
