@@ -191,6 +191,25 @@ mod tests {
         SegmentMeta::new(id, Extent { location: 5000 + u64::from(id), units: 3 }, queue)
     }
 
+    /// A compaction begins its tables before a flush that ends first.
+    #[test]
+    fn tables_and_segments_may_come_in_another_order_than_their_numbers() {
+        let queue = ReclaimQueue::new();
+        let set = VersionSet::new(TreeVersion::default(), Arc::clone(&queue)).unwrap();
+        let edit = |id: u64| VersionEdit {
+            added_tables: vec![(0, table(&queue, id, &[]))],
+            added_segments: vec![segment(&queue, id as u32)],
+            ..VersionEdit::default()
+        };
+        set.install(&edit(5)).unwrap();
+        let version = set.install(&edit(3)).unwrap();
+        assert_eq!((version.last_table_id(), version.last_segment_id(), version.level0().len()), (5, 5, 2));
+        let tables_alone = VersionEdit { added_segments: Vec::new(), ..edit(3) };
+        assert_eq!(set.install(&tables_alone).unwrap_err(), VersionProblem::TableTwice { id: 3 });
+        let segments_alone = VersionEdit { added_tables: Vec::new(), ..edit(3) };
+        assert_eq!(set.install(&segments_alone).unwrap_err(), VersionProblem::SegmentTwice { segment: 3 });
+    }
+
     fn remove(tables: &[(usize, u64)], segments: &[u32]) -> VersionEdit {
         let removal = |&(level, id): &(usize, u64)| TableRemoval { level, id, first_key: vec![id as u8] };
         VersionEdit {
