@@ -200,12 +200,10 @@ impl<E: JournalEntry> CommitQueue<E> {
     pub fn durability(&self) -> Durability {
         self.config.durability
     }
-
     /// Bytes per unit of the journal.
     pub fn unit_bytes(&self) -> u32 {
         self.config.unit_bytes
     }
-
     /// Whether writing has failed.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
@@ -235,8 +233,7 @@ impl<E: JournalEntry> CommitQueue<E> {
     pub fn is_checkpoint_due(&self) -> bool {
         self.used_units() > u64::from(self.config.ring_units) / 2
     }
-
-    /// The units of the ring that replay needs, unused units at the ring's end included.
+    /// The units of the ring that replay needs, unused units at its end included.
     pub fn used_units(&self) -> u64 {
         let state = self.state.lock();
         state.next.units_used - state.tail_units_used

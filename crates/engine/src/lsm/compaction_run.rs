@@ -9,13 +9,13 @@
 //! edit. A value whose record cannot be read keeps its address, and so its segment.
 
 use super::compaction::TreeCompaction;
+use super::copied_entry::{CopiedEntry, CopiedValue};
 use super::core::LsmCore;
 use super::cursor::EntryCursor;
 use super::entry::{Position, TreeEntry, ValueAddress};
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::lost_ranges::{LostRange, LostRanges};
 use super::merge::MergingCursor;
-use super::owned_entry::{OwnedEntry, OwnedValue};
 use super::retention::RetentionRule;
 use super::table_output::{TableOutput, settled_by};
 use super::tree_version::TreeVersion;
@@ -48,7 +48,7 @@ pub(super) struct RunPace<'a> {
 }
 
 /// A value that is being read for its move.
-struct ValueRead {
+struct MovedRead {
     /// Of the key's entries.
     index: usize,
     units: Range<u64>,
@@ -58,8 +58,8 @@ struct ValueRead {
 /// The entries of a key on their way to the output.
 struct KeyOnItsWay {
     key: Vec<u8>,
-    entries: Vec<OwnedEntry>,
-    reads: Vec<ValueRead>,
+    entries: Vec<CopiedEntry>,
+    reads: Vec<MovedRead>,
     read_bytes: u64,
 }
 
@@ -147,7 +147,7 @@ impl LsmCore {
         let rule = RetentionRule { snapshots: &snapshots, now: volume.clock.now(), forgotten };
         let mut merge = MergingCursor::new(self.sources(compaction));
         let newest_sequence = compaction.tables().map(|table| table.largest_sequence()).max().unwrap_or(0);
-        let (mut key, mut entries): (Vec<u8>, Vec<OwnedEntry>) = (Vec::new(), Vec::new());
+        let (mut key, mut entries): (Vec<u8>, Vec<CopiedEntry>) = (Vec::new(), Vec::new());
         let (mut keys, mut paused_at) = (0, 0);
         let mut outcome = merge.seek(Position::START).await;
         loop {
@@ -186,7 +186,7 @@ impl LsmCore {
                 key.clear();
                 key.extend_from_slice(next.key);
             }
-            entries.push(OwnedEntry::of(&next));
+            entries.push(CopiedEntry::of(&next));
             outcome = merge.next().await;
         }
         while !output.ahead.is_empty() {
@@ -214,12 +214,12 @@ impl LsmCore {
         compaction: &TreeCompaction,
         version: &TreeVersion,
         key: Vec<u8>,
-        entries: Vec<OwnedEntry>,
+        entries: Vec<CopiedEntry>,
         output: &mut RunOutput<'_>,
     ) -> Result<(), EngineError> {
         let mut on_its_way = KeyOnItsWay { key, entries, reads: Vec::new(), read_bytes: 0 };
         for index in 0..on_its_way.entries.len() {
-            let OwnedValue::InSegment(address) = on_its_way.entries[index].value else { continue };
+            let CopiedValue::InSegment(address) = on_its_way.entries[index].value else { continue };
             if compaction.moved_segments.binary_search(&address.segment).is_err() {
                 continue;
             }
@@ -236,7 +236,7 @@ impl LsmCore {
             output.ahead_bytes += bytes;
             output.ahead_reads += 1;
             on_its_way.read_bytes += bytes;
-            on_its_way.reads.push(ValueRead { index, units, read });
+            on_its_way.reads.push(MovedRead { index, units, read });
         }
         output.ahead.push_back(on_its_way);
         // Keys without reads need not wait.
@@ -251,16 +251,16 @@ impl LsmCore {
         let Some(mut first) = output.ahead.pop_front() else { return Ok(()) };
         output.ahead_bytes -= first.read_bytes;
         output.ahead_reads -= first.reads.len();
-        for ValueRead { index, units, read } in first.reads {
+        for MovedRead { index, units, read } in first.reads {
             let Ok(buffer) = read.await.into_read() else { continue };
             let entry = &mut first.entries[index];
-            let OwnedValue::InSegment(address) = entry.value else { continue };
+            let CopiedValue::InSegment(address) = entry.value else { continue };
             let Ok(value) = self.check_record(&buffer, units.start, &first.key, address) else { continue };
             let moved: ValueAddress = output
                 .values
                 .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))
                 .await?;
-            entry.value = OwnedValue::InSegment(moved);
+            entry.value = CopiedValue::InSegment(moved);
         }
         let entries: Vec<TreeEntry<'_>> = first.entries.iter().map(|entry| entry.entry(&first.key)).collect();
         output.tables.push_key(&entries).await
@@ -285,11 +285,17 @@ fn record_meta(version: Version, expires_at: UnixTime) -> RecordMeta {
 }
 
 /// What is kept of the entries of a key.
-fn retained(rule: &RetentionRule<'_>, key: &[u8], entries: Vec<OwnedEntry>, below: bool) -> Vec<OwnedEntry> {
+fn retained(
+    rule: &RetentionRule<'_>,
+    key: &[u8],
+    entries: Vec<CopiedEntry>,
+    below: bool,
+) -> Vec<CopiedEntry> {
     let list: Vec<TreeEntry<'_>> = entries.iter().map(|entry| entry.entry(key)).collect();
     let retentions = rule.retain_in_compaction(&list, below);
     let kept = list.into_iter().zip(retentions);
-    kept.filter_map(|(entry, retention)| retention.apply(entry).map(|entry| OwnedEntry::of(&entry))).collect()
+    kept.filter_map(|(entry, retention)| retention.apply(entry).map(|entry| CopiedEntry::of(&entry)))
+        .collect()
 }
 
 /// Whether a level below the output may have the key, or entries of it were lost.

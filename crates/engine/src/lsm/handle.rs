@@ -4,8 +4,8 @@
 //! without their caller ([`common::abandoned`](crate::common::abandoned)).
 
 use super::core::LsmCore;
-use super::iterator_list::TreeIterator;
 use super::retention::ForgottenTombstones;
+use super::tree_iterator::TreeIterator;
 use super::volume::LsmVolume;
 use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::group_commit::{lock_checkpoint, write_durability_marker};

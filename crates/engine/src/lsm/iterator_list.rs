@@ -12,17 +12,17 @@
 use super::memtables::TreeSlot;
 use super::snapshots::LiveSnapshot;
 use super::tree_version::TreeVersion;
-use super::volume::LsmVolume;
 use crate::IteratorOptions;
 use crate::common::key_locks::{KeyGuard, KeyLocks};
 use octokv_base::map::FxHashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// Ended iterators of which a core is told one by one; beyond, it looks at all of its views.
+/// Ended iterators of which a core gets the numbers; beyond, it looks at all of its views.
 const ENDED_MAX: usize = 256;
 
 /// The place of an iterator: where its next pair is.
@@ -47,7 +47,7 @@ pub(super) struct IteratorSources {
     pub version: Arc<TreeVersion>,
 }
 
-/// An iterator, of which its owner has a [`TreeIterator`].
+/// An iterator: what its owner's [`TreeIterator`](super::TreeIterator) refers to.
 pub(super) struct IteratorState {
     pub id: u64,
     pub options: IteratorOptions,
@@ -60,13 +60,7 @@ pub(super) struct IteratorState {
     pub place: Mutex<(IteratorPlace, u64)>,
 }
 
-/// An iterator of a volume of the ordered engine. Dropping it ends its snapshot.
-pub struct TreeIterator {
-    pub(super) state: Arc<IteratorState>,
-    volume: Arc<LsmVolume>,
-}
-
-/// What a core is to be told.
+/// The numbers of ended iterators for a core.
 #[derive(Default)]
 struct CoreMail {
     ended: Vec<u64>,
@@ -76,7 +70,7 @@ struct CoreMail {
 /// The iterators of a volume.
 pub(super) struct IteratorList {
     live: Mutex<FxHashMap<u64, Weak<IteratorState>>>,
-    next_id: std::sync::atomic::AtomicU64,
+    next_id: AtomicU64,
     cores: Box<[Mutex<CoreMail>]>,
     /// The task that ends iterators, while there are none.
     expiry: Mutex<Option<Waker>>,
@@ -87,10 +81,25 @@ impl IteratorList {
     pub fn new(cores: usize) -> IteratorList {
         IteratorList {
             live: Mutex::default(),
-            next_id: std::sync::atomic::AtomicU64::new(1),
+            next_id: AtomicU64::new(1),
             cores: (0..cores).map(|_| Mutex::default()).collect(),
             expiry: Mutex::default(),
         }
+    }
+
+    /// Adds an iterator that `make` makes of its number.
+    pub fn add(&self, make: impl FnOnce(u64) -> IteratorState) -> Arc<IteratorState> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let state = Arc::new(make(id));
+        self.live.lock().insert(id, Arc::downgrade(&state));
+        self.wake_expiry();
+        state
+    }
+
+    /// Removes an iterator that ends.
+    pub fn remove(&self, id: u64) {
+        self.live.lock().remove(&id);
+        self.tell_cores(id);
     }
 
     /// Waits until there is an iterator. `is_enough` is asked when one was created.
@@ -158,6 +167,23 @@ impl IteratorList {
 }
 
 impl IteratorState {
+    /// An iterator before its first pair.
+    pub fn new(
+        id: u64,
+        options: IteratorOptions,
+        snapshot: LiveSnapshot,
+        sources: IteratorSources,
+    ) -> IteratorState {
+        IteratorState {
+            id,
+            options,
+            snapshot,
+            sources: Mutex::new(Some(sources)),
+            turns: KeyLocks::default(),
+            place: Mutex::new((IteratorPlace::Start, 0)),
+        }
+    }
+
     /// The next turn.
     pub async fn turn(&self) -> KeyGuard<'_> {
         self.turns.lock(0).await
@@ -172,38 +198,5 @@ impl IteratorState {
     pub fn is_empty(&self) -> bool {
         let lower = self.options.lower.as_ref().map_or(&[][..], |key| key.as_bytes());
         self.options.upper.as_ref().is_some_and(|upper| upper.as_bytes() <= lower)
-    }
-}
-
-impl TreeIterator {
-    /// An iterator over what the volume has now; `None` if there are as many as may be.
-    pub(super) fn create(volume: &Arc<LsmVolume>, options: IteratorOptions) -> Option<TreeIterator> {
-        let time = volume.clock.now();
-        let sequence = || volume.memtables.last_number();
-        let snapshot = volume.snapshots.create(sequence, time, volume.time())?;
-        let slots =
-            volume.memtables.current().newest_first().map(|placed| Arc::clone(&placed.slot)).collect();
-        let version = volume.versions.current();
-        let list = &volume.iterators;
-        let id = list.next_id.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let state = Arc::new(IteratorState {
-            id,
-            options,
-            snapshot,
-            sources: Mutex::new(Some(IteratorSources { slots, version })),
-            turns: KeyLocks::default(),
-            place: Mutex::new((IteratorPlace::Start, 0)),
-        });
-        list.live.lock().insert(id, Arc::downgrade(&state));
-        list.wake_expiry();
-        Some(TreeIterator { state, volume: Arc::clone(volume) })
-    }
-}
-
-impl Drop for TreeIterator {
-    fn drop(&mut self) {
-        let list = &self.volume.iterators;
-        list.live.lock().remove(&self.state.id);
-        list.tell_cores(self.state.id);
     }
 }

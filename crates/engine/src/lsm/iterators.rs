@@ -4,7 +4,8 @@
 //! last pair that a sink received, whatever was read ahead.
 
 use super::core::LsmCore;
-use super::iterator_list::{IteratorPlace, TreeIterator};
+use super::iterator_list::IteratorPlace;
+use super::tree_iterator::TreeIterator;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{EngineError, IteratorOptions, IteratorProgress, KeySink, PairSink};
 use octokv_base::Key;

@@ -39,13 +39,6 @@ const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 /// Of segments that have to be collected since space is scarce, so many of a thousand bytes may live.
 const SCARCE_LIVE_PERMILLE: u16 = 900;
 
-/// What a put needs space for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SpaceFor {
-    /// A value in the tree.
-    Value,
-}
-
 /// A compaction that runs, until this is dropped.
 struct RunningCompaction<'a> {
     volume: &'a LsmVolume,
@@ -221,14 +214,12 @@ impl LsmCore {
         Ok(())
     }
 
-    /// Whether a put finds space, after work that can free some.
-    pub(super) async fn has_space_for(&self, purpose: SpaceFor) -> Result<bool, EngineError> {
+    /// Whether a put of a value in the tree finds space, after work that can free some.
+    pub(super) async fn has_space(&self) -> Result<bool, EngineError> {
         let volume = &self.volume;
-        let has_space = || match purpose {
-            SpaceFor::Value => {
-                volume.release_reclaimed();
-                volume.space.free_units() > volume.reserve_units()
-            }
+        let has_space = || {
+            volume.release_reclaimed();
+            volume.space.free_units() > volume.reserve_units()
         };
         match has_space() {
             true => Ok(true),
@@ -371,7 +362,7 @@ impl LsmCore {
         }
     }
 
-    /// Ends iterators that nobody has used for long, until the volume is closed or read-only.
+    /// Ends iterators that were not used for long, until the volume is closed or read-only.
     pub(super) async fn run_expiry(&self, handle: &ReactorHandle) {
         let volume = &self.volume;
         let idle_time = volume.settings.iterator_idle;

@@ -18,7 +18,7 @@
 //! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
 //! - `maintenance`: what is done beside operations. `flush`, `compaction_run`: memtables and tables become tables (`table_output`, `value_mover`: what they write).
 //!   `edits`: how that becomes durable, and checkpoints.
-//! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`owned_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
+//! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`copied_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
 //! - [`table`]: sorted entries on the device.
 //! - [`table_meta`]: metadata of tables and value segments. [`reclaim`]: the space that none of it refers to.
 //!   [`shared_tree`]: persistent ordered trees. [`lost_ranges`]: keys of which entries were lost.
@@ -27,7 +27,7 @@
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
-//! - `iterator_list`: the iterators of a volume; `iterator_views`: a core's cursors over them. [`prefetch_degree`]: how many values one reads ahead.
+//! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move. [`prefetch_degree`]: how many values one reads ahead.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 
 pub mod append_list;
@@ -35,6 +35,7 @@ pub mod compaction;
 pub mod compaction_choice;
 pub mod compaction_cleanup;
 mod compaction_run;
+pub mod copied_entry;
 mod core;
 pub mod cursor;
 pub mod edit_parts;
@@ -44,6 +45,7 @@ mod flush;
 pub mod format;
 mod handle;
 mod iterator_list;
+mod iterator_steps;
 mod iterator_views;
 mod iterators;
 pub mod journal;
@@ -55,7 +57,6 @@ pub mod memtable;
 pub mod memtable_slot;
 pub mod memtables;
 pub mod merge;
-pub mod owned_entry;
 pub mod pacing;
 pub mod prefetch_degree;
 mod reads;
@@ -72,6 +73,7 @@ pub mod superblock;
 pub mod table;
 pub mod table_meta;
 mod table_output;
+mod tree_iterator;
 pub mod tree_version;
 mod value_mover;
 pub mod value_segments;
@@ -83,8 +85,9 @@ mod volume;
 mod writes;
 
 pub use handle::LsmEngine;
-pub use iterator_list::TreeIterator;
+
 pub use recovery::{open, open_with};
+pub use tree_iterator::TreeIterator;
 pub use volume::LsmVolume;
 
 #[cfg(test)]

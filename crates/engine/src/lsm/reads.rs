@@ -33,7 +33,7 @@ pub(super) enum FoundValue {
 
 /// The newest entry of a key.
 #[derive(Debug)]
-pub(super) struct FoundEntry {
+pub(super) struct FoundInTree {
     pub sequence: u64,
     pub version: Version,
     pub expires_at: UnixTime,
@@ -60,7 +60,7 @@ impl LsmCore {
         key: &[u8],
         snapshot: u64,
         purpose: LookupFor,
-    ) -> Result<Option<(Arc<TreeVersion>, FoundEntry)>, EngineError> {
+    ) -> Result<Option<(Arc<TreeVersion>, FoundInTree)>, EngineError> {
         let memtables = self.volume.memtables.current();
         let version = self.volume.versions.current();
         let mut found = None;
@@ -87,7 +87,7 @@ impl LsmCore {
         key: &[u8],
         snapshot: u64,
         purpose: LookupFor,
-    ) -> Result<Option<FoundEntry>, EngineError> {
+    ) -> Result<Option<FoundInTree>, EngineError> {
         let search = SearchKey::new(key);
         let level0 = version.level0().iter().filter(|table| table.overlaps(key, key));
         let below = (1..LEVELS).filter_map(|level| version.table_of(level, key));
@@ -100,7 +100,7 @@ impl LsmCore {
         Ok(None)
     }
 
-    fn copy_entry(&self, entry: &TreeEntry<'_>, purpose: LookupFor) -> Result<FoundEntry, EngineError> {
+    fn copy_entry(&self, entry: &TreeEntry<'_>, purpose: LookupFor) -> Result<FoundInTree, EngineError> {
         let (value, value_bytes) = match entry.value {
             EntryValue::Tombstone => (FoundValue::Tombstone, 0),
             EntryValue::InSegment(address) => (FoundValue::InSegment(address), address.value_bytes),
@@ -111,7 +111,7 @@ impl LsmCore {
                 (FoundValue::Inline(buffer, copied.len()), value.len() as u32)
             }
         };
-        Ok(FoundEntry {
+        Ok(FoundInTree {
             sequence: entry.sequence,
             version: entry.version,
             expires_at: entry.expires_at,
@@ -121,7 +121,7 @@ impl LsmCore {
     }
 
     /// Whether a found entry has a value that has not expired.
-    pub(super) fn is_live(&self, found: &FoundEntry) -> bool {
+    pub(super) fn is_live(&self, found: &FoundInTree) -> bool {
         !matches!(found.value, FoundValue::Tombstone)
             && (found.expires_at == UnixTime::NEVER || self.volume.clock.now() < found.expires_at)
     }

@@ -5,12 +5,13 @@
 //!
 //! In: the range. Out: entries for the sink. Tombstones are shown, unlike by an iterator. What cannot be read is left out.
 
+use super::copied_entry::{CopiedEntry, CopiedValue};
 use super::core::LsmCore;
 use super::cursor::EntryCursor;
 use super::entry::{Position, TreeEntry};
-use super::iterator_list::{IteratorState, TreeIterator};
+use super::iterator_list::IteratorState;
 use super::merge::MergingCursor;
-use super::owned_entry::{OwnedEntry, OwnedValue};
+use super::tree_iterator::TreeIterator;
 use crate::{EngineError, IteratorOptions, ScanEntry, ScanSink, value_digest};
 use octokv_base::{RingPosition, RingRange, UnixTime, Version};
 use octokv_runtime::yield_now;
@@ -24,7 +25,7 @@ const ENTRY_BYTES: usize = 128;
 const ENTRIES_PER_YIELD: u32 = 256;
 
 /// The entries of a page, by ring position and key.
-type ScanPage = BTreeMap<(RingPosition, Box<[u8]>), OwnedEntry>;
+type ScanPage = BTreeMap<(RingPosition, Box<[u8]>), CopiedEntry>;
 
 impl LsmCore {
     /// [`Engine::scan`](crate::Engine::scan).
@@ -48,7 +49,7 @@ impl LsmCore {
                     position: *position,
                     key,
                     version: entry.version,
-                    is_tombstone: entry.value == OwnedValue::Tombstone,
+                    is_tombstone: entry.value == CopiedValue::Tombstone,
                     digest,
                 };
                 if !sink.offer(&offered) {
@@ -113,14 +114,14 @@ impl LsmCore {
     }
 
     /// What a scan shows of the newest entry of a key.
-    fn shown_in_scan(&self, entry: &TreeEntry<'_>, since: Version, now: UnixTime) -> Option<OwnedEntry> {
-        let mut shown = OwnedEntry::of(entry);
-        let is_live = shown.value != OwnedValue::Tombstone && now < entry.expires_at;
+    fn shown_in_scan(&self, entry: &TreeEntry<'_>, since: Version, now: UnixTime) -> Option<CopiedEntry> {
+        let mut shown = CopiedEntry::of(entry);
+        let is_live = shown.value != CopiedValue::Tombstone && now < entry.expires_at;
         if !is_live {
             if self.volume.forgotten.lock().has_no_version(entry) {
                 return None;
             }
-            shown.value = OwnedValue::Tombstone;
+            shown.value = CopiedValue::Tombstone;
         }
         (entry.version >= since).then_some(shown)
     }
@@ -130,12 +131,12 @@ impl LsmCore {
         &self,
         iterator: &IteratorState,
         key: &[u8],
-        entry: &OwnedEntry,
+        entry: &CopiedEntry,
     ) -> Result<Option<u64>, EngineError> {
         Ok(Some(match &entry.value {
-            OwnedValue::Tombstone => 0,
-            OwnedValue::Inline(value) => value_digest(value, entry.expires_at),
-            OwnedValue::InSegment(address) => {
+            CopiedValue::Tombstone => 0,
+            CopiedValue::Inline(value) => value_digest(value, entry.expires_at),
+            CopiedValue::InSegment(address) => {
                 let sources = iterator.sources().ok_or(EngineError::IteratorExpired)?;
                 match self.read_value(&sources.version, key, *address).await {
                     Ok(Some((buffer, value))) => value_digest(&buffer[value], entry.expires_at),
@@ -147,9 +148,9 @@ impl LsmCore {
     }
 }
 
-fn inline_bytes(entry: &OwnedEntry) -> usize {
+fn inline_bytes(entry: &CopiedEntry) -> usize {
     match &entry.value {
-        OwnedValue::Inline(value) => value.len(),
-        OwnedValue::Tombstone | OwnedValue::InSegment(_) => 0,
+        CopiedValue::Inline(value) => value.len(),
+        CopiedValue::Tombstone | CopiedValue::InSegment(_) => 0,
     }
 }

@@ -145,17 +145,14 @@ impl TreeVersion {
         assert!((1..LEVELS).contains(&level), "level {level}");
         &self.levels[level - 1]
     }
-
     /// The number of tables of any level.
     pub fn level_tables(&self, level: usize) -> usize {
         if level == 0 { self.level0.len() } else { self.level(level).len() }
     }
-
     /// The bytes of the tables of any level.
     pub fn level_bytes(&self, level: usize) -> u64 {
         if level == 0 { self.level0_bytes } else { self.level(level).summary().bytes }
     }
-
     /// All tables with their levels.
     pub fn tables(&self) -> impl Iterator<Item = (usize, &Arc<TableMeta>)> {
         let level0 = self.level0.iter().map(|table| (0, table));
@@ -181,32 +178,26 @@ impl TreeVersion {
     pub fn is_bottommost(&self, level: usize, first: &[u8], last: &[u8]) -> bool {
         (level + 1..LEVELS).all(|below| self.overlapping(below, first, last).is_empty())
     }
-
     /// The segments.
     pub fn segments(&self) -> &SharedTree<SegmentState> {
         &self.segments
     }
-
     /// The segment of a value address.
     pub fn segment(&self, id: u32) -> Option<&Arc<SegmentMeta>> {
         self.segments.get(&id).map(|segment| &segment.meta)
     }
-
     /// The keys of which entries were lost.
     pub fn lost(&self) -> &LostRanges {
         &self.lost
     }
-
     /// Changes up to this sequence number are in tables: the journal is needed from the next on.
     pub fn flushed_through(&self) -> u64 {
         self.flushed_through
     }
-
     /// The highest number that a table has or had.
     pub fn last_table_id(&self) -> u64 {
         self.last_table_id
     }
-
     /// The highest number that a segment has or had.
     pub fn last_segment_id(&self) -> u32 {
         self.last_segment_id

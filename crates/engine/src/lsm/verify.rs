@@ -3,10 +3,11 @@
 use super::core::LsmCore;
 use super::cursor::EntryCursor;
 use super::entry::Position;
-use super::iterator_list::{IteratorPlace, TreeIterator};
+use super::iterator_list::IteratorPlace;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::recovery::{load, read_tree_superblock};
 use super::settings::TreeSettings;
+use super::tree_iterator::TreeIterator;
 use super::volume::LsmVolume;
 use crate::open_error::OpenError;
 use crate::verify_report::{ProblemKind, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport};

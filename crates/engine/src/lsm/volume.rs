@@ -37,7 +37,7 @@ const KEY_LOCK_SHARDS: usize = 64;
 const IDS_PER_OPENING: u32 = 64;
 
 /// What edits need besides the versions.
-pub(super) struct EditState {
+pub(super) struct EditProgress {
     /// Edits of which a part may be in the journal, and which are not in the current version.
     pub in_progress: AtomicUsize,
     /// The number of the last change that is a part of an edit.
@@ -86,7 +86,7 @@ pub struct LsmVolume {
     pub(super) work_locks: KeyLocks,
     /// Operations of all cores whose callers dropped them.
     pub(super) abandoned: AbandonedCount,
-    pub(super) edits: EditState,
+    pub(super) edits: EditProgress,
     pub(super) compaction: CompactionState,
     next_table_id: AtomicU64,
     next_segment_id: AtomicU32,
@@ -166,7 +166,7 @@ impl LsmVolume {
             maintenance_locks: KeyLocks::default(),
             work_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
-            edits: EditState {
+            edits: EditProgress {
                 in_progress: AtomicUsize::new(0),
                 last_part: AtomicU64::new(state.installed),
                 installed: Mutex::new(state.installed),

@@ -10,8 +10,7 @@ use super::core::LsmCore;
 use super::entry::{EntryValue, TreeEntry, ValueAddress};
 use super::journal::JournalChange;
 use super::journal_room::JournalPass;
-use super::maintenance::SpaceFor;
-use super::reads::{FoundEntry, FoundValue, LookupFor};
+use super::reads::{FoundInTree, FoundValue, LookupFor};
 use super::value_segments::RecordSpace;
 use crate::common::batch_parts::UnwrittenRecord;
 use crate::common::group_commit::{commit, flush_deferred, flush_device};
@@ -130,7 +129,7 @@ impl LsmCore {
             Err(outcome) => return Ok(outcome),
         };
         let stored = if is_inline {
-            if !self.has_space_for(SpaceFor::Value).await? {
+            if !self.has_space().await? {
                 return Ok(PutOutcome::Full);
             }
             let change = JournalChange::entry(&entry(meta.version, EntryValue::Inline(&record[value_at])));
@@ -227,7 +226,7 @@ impl LsmCore {
 }
 
 /// A found entry without its value, for rules on versions.
-fn entry_of<'a>(key: &'a Key, found: &FoundEntry) -> TreeEntry<'a> {
+fn entry_of<'a>(key: &'a Key, found: &FoundInTree) -> TreeEntry<'a> {
     let value = match found.value {
         FoundValue::Tombstone => EntryValue::Tombstone,
         FoundValue::Inline(..) | FoundValue::InSegment(_) => EntryValue::Inline(&[]),

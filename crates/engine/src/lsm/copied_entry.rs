@@ -3,9 +3,9 @@
 use super::entry::{EntryValue, TreeEntry, ValueAddress};
 use octokv_base::{UnixTime, Version};
 
-/// The value of an [`OwnedEntry`].
+/// The value of an [`CopiedEntry`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OwnedValue {
+pub enum CopiedValue {
     /// None.
     Tombstone,
     /// These bytes.
@@ -16,7 +16,7 @@ pub enum OwnedValue {
 
 /// An entry without its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnedEntry {
+pub struct CopiedEntry {
     /// The sequence number.
     pub sequence: u64,
     /// The version of the key.
@@ -24,26 +24,26 @@ pub struct OwnedEntry {
     /// When the value expires.
     pub expires_at: UnixTime,
     /// The value.
-    pub value: OwnedValue,
+    pub value: CopiedValue,
 }
 
-impl OwnedEntry {
+impl CopiedEntry {
     /// A copy of an entry.
-    pub fn of(entry: &TreeEntry<'_>) -> OwnedEntry {
+    pub fn of(entry: &TreeEntry<'_>) -> CopiedEntry {
         let value = match entry.value {
-            EntryValue::Tombstone => OwnedValue::Tombstone,
-            EntryValue::Inline(value) => OwnedValue::Inline(value.into()),
-            EntryValue::InSegment(address) => OwnedValue::InSegment(address),
+            EntryValue::Tombstone => CopiedValue::Tombstone,
+            EntryValue::Inline(value) => CopiedValue::Inline(value.into()),
+            EntryValue::InSegment(address) => CopiedValue::InSegment(address),
         };
-        OwnedEntry { sequence: entry.sequence, version: entry.version, expires_at: entry.expires_at, value }
+        CopiedEntry { sequence: entry.sequence, version: entry.version, expires_at: entry.expires_at, value }
     }
 
     /// The entry of a key.
     pub fn entry<'a>(&'a self, key: &'a [u8]) -> TreeEntry<'a> {
         let value = match &self.value {
-            OwnedValue::Tombstone => EntryValue::Tombstone,
-            OwnedValue::Inline(value) => EntryValue::Inline(value),
-            OwnedValue::InSegment(address) => EntryValue::InSegment(*address),
+            CopiedValue::Tombstone => EntryValue::Tombstone,
+            CopiedValue::Inline(value) => EntryValue::Inline(value),
+            CopiedValue::InSegment(address) => EntryValue::InSegment(*address),
         };
         TreeEntry { key, sequence: self.sequence, version: self.version, expires_at: self.expires_at, value }
     }
