@@ -31,6 +31,7 @@ const CLIENT_HOSTS: usize = 2;
 
 const NODE: NodePlan = NodePlan {
     cores: 2,
+    tree: None,
     unit_bytes: 4096,
     hash: HashKind::Xxh3,
     format_version: 1,
@@ -86,8 +87,13 @@ const HOST: ClientHostPlan = ClientHostPlan {
 };
 
 /// Puts of 2,000 bytes at most, gets, deletes.
-const LOAD: KvLoad =
-    KvLoad { keys: 64, long_keys: false, value_bytes_max: 2_000, mix: [40, 0, 0, 50, 0, 10, 0, 0, 0] };
+const LOAD: KvLoad = KvLoad {
+    keys: 64,
+    long_keys: false,
+    value_bytes_max: 2_000,
+    mix: [40, 0, 0, 50, 0, 10, 0, 0, 0],
+    scans: None,
+};
 
 /// A node that serves its hosts.
 struct ServedNode {

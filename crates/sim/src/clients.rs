@@ -44,7 +44,10 @@ pub trait Workload: TrackProgress {
     /// Whether the node still serves this disk as this namespace.
     fn is_served(&self, disk: usize, namespace: NamespaceId) -> bool;
 
-    /// Draws a command and passes it to `submit`.
+    /// A session ends: its outstanding commands complete no more.
+    fn end_session(&mut self, _session: u64) {}
+
+    /// Draws a command of the session with this number and passes it to `submit`.
     ///
     /// # Errors
     /// If the client rejects the command.
@@ -52,7 +55,8 @@ pub trait Workload: TrackProgress {
         &mut self,
         random: &mut Prng,
         disk: usize,
-        submit: impl FnOnce(Command<'_>) -> Result<(), SubmitError>,
+        session: u64,
+        submit: impl FnMut(Command<'_>) -> Result<(), SubmitError>,
     ) -> Result<Self::Outstanding, String>;
 
     /// Checks and records the response of a command.
@@ -80,6 +84,8 @@ pub trait Workload: TrackProgress {
 
 struct SessionSlot<O> {
     session: Option<Session<SimSockets>>,
+    /// The number of the session, among those of all hosts.
+    number: u64,
     /// Disk of the session's namespace.
     disk: usize,
     /// Outstanding commands, by token.
@@ -135,6 +141,7 @@ impl<W: Workload> Clients<W> {
         let ClientHost { id: host, plan, session_count } = host;
         let slot = |_| SessionSlot {
             session: None,
+            number: 0,
             disk: 0,
             pending: FxHashMap::default(),
             not_before: Nanos::ZERO,
@@ -222,6 +229,7 @@ impl<W: Workload> Clients<W> {
         };
         let config = ClientConfig { namespace, ..client_config(self.host, &self.plan) };
         slot.disk = disk;
+        slot.number = self.workload.borrow_mut().progress_mut().next_session();
         let node = self.nodes[self.workload.borrow().node_of(disk)];
         slot.session = Some(Session::new(self.sim.sockets(self.host), node, config, now));
         true
@@ -286,6 +294,7 @@ impl<W: Workload> Clients<W> {
             workload.progress_mut().fail(format!("protocol violation: a session ended: {lost}"));
         }
         workload.progress_mut().completed += slot.pending.len() as u64;
+        workload.end_session(slot.number);
         drop((workload, session));
         slot.pending.clear();
         (slot.not_before, slot.closing_since) = (now + RETRY_DELAY, None);
@@ -308,7 +317,7 @@ impl<W: Workload> Clients<W> {
         self.next_token += 1;
         workload.progress_mut().submitted += 1;
         let submit = |command: Command<'_>| session.submit(command, token);
-        match workload.submit_random(&mut self.random, slot.disk, submit) {
+        match workload.submit_random(&mut self.random, slot.disk, slot.number, submit) {
             Ok(command) => drop(slot.pending.insert(token, command)),
             Err(message) => workload.progress_mut().fail(message),
         }
@@ -322,7 +331,9 @@ impl<W: Workload> Drop for Clients<W> {
     /// The host crashed: its outstanding commands never complete.
     fn drop(&mut self) {
         let lost: usize = self.slots.iter().map(|slot| slot.pending.len()).sum();
-        self.workload.borrow_mut().progress_mut().completed += lost as u64;
+        let mut workload = self.workload.borrow_mut();
+        workload.progress_mut().completed += lost as u64;
+        self.slots.iter().for_each(|slot| workload.end_session(slot.number));
     }
 }
 

@@ -194,6 +194,28 @@ impl History {
         }
     }
 
+    /// The event number of the response of the call without a key that began as `id`, and of its beginning; `None` if the segment
+    /// has ended.
+    pub fn end_keyless(&mut self, id: CallId) -> Option<(u64, u64)> {
+        let ended = self.tick(8);
+        (id.segment == self.segment).then_some((id.began, ended))
+    }
+
+    /// Records the state of a key at a moment between two events, if the segment of `id` has not ended.
+    pub fn record_snapshot_read(
+        &mut self,
+        id: CallId,
+        (began, ended): (u64, u64),
+        key: usize,
+        seen: Observed,
+    ) {
+        self.tick(9);
+        if id.segment == self.segment {
+            let outcome = Some(CallResult::Observed(seen));
+            self.calls[key].push(CallRecord { call: Call::Get, outcome, began, ended, durable: false });
+        }
+    }
+
     /// Records the result of an audit as the last read of the segment.
     pub fn record_audit(&mut self, found: &[KeyState]) {
         for (key, &state) in found.iter().enumerate() {

@@ -14,17 +14,20 @@ use crate::node_under_test::{
     AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
 };
 use crate::operator::Operator;
+use crate::ordered_scenario::TreePlan;
 use crate::parallel_core::ParallelCore;
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::runner::{ScenarioRunner, Simulation, run};
 use crate::scenario::{KvScenarioPlan, Scenario};
+use crate::sim_node::NodesUnderTest;
 use crate::stats::ScenarioStats;
-use octokv_base::{Key, NamespaceId, Nanos};
-use octokv_engine::Durability;
-use octokv_engine::Volume;
+use crate::tree_worker::TreeWorker;
+use octokv_base::prng::mix64;
+use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
 use octokv_engine::linearizability::KeyState;
+use octokv_engine::{AnyVolume, Durability, Volume};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
 
@@ -53,6 +56,8 @@ struct DiskState {
     writes_failed: u64,
     /// A core beside those of the running node.
     parallel_core: Option<Rc<ParallelCore>>,
+    /// Work of the ordered engine that nothing needs.
+    tree_worker: Option<TreeWorker>,
 }
 
 /// Runs a plan.
@@ -76,6 +81,7 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
             let histories = (0..plan.nodes.len()).map(|node| History::of_node(keys.clone(), node));
             KvWorkload {
                 keeps_connections: plan.keeps_connections,
+                keeps_iterators: plan.scenario == Scenario::Calm && plan.operator_interval.is_none(),
                 has_operator: plan.operator_interval.is_some(),
                 ..KvWorkload::new(histories.collect(), plan.load, faults.to_vec())
             }
@@ -84,7 +90,13 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
     let nodes = simulation.node.iter().map(|node| node.sim_node.host);
     let hosts: Vec<_> = nodes.chain(simulation.hosts.iter().map(|host| host.id)).collect();
     hosts.iter().zip(&plan.clocks).for_each(|(host, clock)| simulation.sim.set_clock(*host, *clock));
-    let disks = plan.nodes.iter().map(|_| DiskState::default()).collect();
+    let disks = plan.nodes.iter().map(|node| {
+        // A generator of its own: the other draws of a seed do not depend on it.
+        let worker =
+            |tree: TreePlan| TreeWorker::new(Prng::new(mix64(plan.seed ^ 0x73ee)), tree.work_interval);
+        DiskState { tree_worker: node.tree.map(worker), ..DiskState::default() }
+    });
+    let disks = disks.collect();
     let operator = plan.operator_interval.map(|interval| {
         assert!(plan.nodes.len() == 1, "an operator of one node");
         let names = simulation.hosts.iter().map(|host| format!("nqn.2026-11.io.octokv:client-{}", host.id.0));
@@ -146,6 +158,7 @@ impl ScenarioRunner for KvRunner {
         self.count_checkpoints(node);
         self.simulation.faults.disks()[node].set_interference(None);
         self.disks[node].parallel_core = None;
+        self.disks[node].tree_worker.iter_mut().for_each(TreeWorker::stop);
         self.simulation.workload.borrow_mut().histories[node].node_is_up = false;
         self.simulation.node[node].stop(failure);
     }
@@ -183,9 +196,12 @@ impl ScenarioRunner for KvRunner {
     /// Applies the operator's next change if it is due.
     fn run_duties(&mut self) -> Result<bool, String> {
         let Simulation { sim, node, workload, .. } = &self.simulation;
+        let completed = workload.borrow().progress.completed;
+        for (disk, node) in self.disks.iter_mut().zip(node) {
+            disk.tree_worker.iter_mut().for_each(|worker| worker.run(node, completed));
+        }
         let Some(operator) = &mut self.operator else { return Ok(false) };
-        let is_due = sim.now() >= operator.next_time()
-            || workload.borrow().progress.completed >= operator.next_at_completed();
+        let is_due = sim.now() >= operator.next_time() || completed >= operator.next_at_completed();
         if is_due {
             operator.apply_random_change(sim, node, workload)?;
         }
@@ -197,7 +213,9 @@ impl ScenarioRunner for KvRunner {
     }
 
     fn has_duty(&self, workload: &KvWorkload) -> bool {
-        let due_at = self.operator.as_ref().map_or(u64::MAX, Operator::next_at_completed);
+        let operator = self.operator.iter().map(Operator::next_at_completed);
+        let workers = self.disks.iter().filter_map(|disk| disk.tree_worker.as_ref());
+        let due_at = operator.chain(workers.map(TreeWorker::next_at_completed)).min().unwrap_or(u64::MAX);
         workload.progress.completed >= due_at
     }
 
@@ -209,7 +227,17 @@ impl ScenarioRunner for KvRunner {
         self.take_violation()?;
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
-        self.wait_until_quiescent("the nodes' background work")
+        self.wait_until_quiescent("the nodes' background work")?;
+        if self.disks.iter().any(|disk| disk.tree_worker.is_some()) {
+            // A compaction that pauses has buffers, and no device operation.
+            let is_working =
+                || self.disks.iter().flat_map(|disk| &disk.tree_worker).any(TreeWorker::is_running);
+            let is_idle = |nodes: &Vec<KvNodeUnderTest>| {
+                !is_working() && nodes.are_quiescent() && nodes.find_leak().is_none()
+            };
+            self.wait_for("the work of the tree", is_idle)?;
+        }
+        Ok(())
     }
 
     fn audit(&mut self) -> Result<(), String> {
@@ -240,6 +268,7 @@ impl ScenarioRunner for KvRunner {
     }
 
     fn finish(&mut self) -> Result<(), String> {
+        self.simulation.stats.scanned_pairs = self.simulation.workload.borrow().scans.pairs;
         self.simulation.stats.rejected_commands = self.simulation.workload.borrow().rejected_commands;
         self.simulation.stats.admin_changes = self.operator.as_ref().map_or(0, Operator::changes);
         self.for_each_node(|runner, node| match runner.is_in_memory(node) {
@@ -333,6 +362,11 @@ impl KvRunner {
             self.simulation.stats.cache_hits += statistics.cache.hits;
             let compaction = statistics.compaction;
             self.simulation.stats.compacted += compaction.joined_values + compaction.moved_records;
+            if let AnyVolume::Lsm(volume) = volume {
+                let counts = volume.flush_and_compaction_counts();
+                let sums = &mut self.simulation.stats.flushes_and_compactions;
+                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+            }
         }
     }
 
@@ -394,8 +428,8 @@ impl KvRunner {
 
     /// Flips bits of the disk: `records` in the record area, and one of one copy of the metadata if `metadata`.
     fn flip_bits(&mut self, node: usize, records: u64, metadata: bool) {
-        let corrupted_bytes = &mut self.disks[node].corrupted_bytes;
-        let Simulation { node: nodes, random, stats, .. } = &mut self.simulation;
+        let (index, corrupted_bytes) = (node, &mut self.disks[node].corrupted_bytes);
+        let Simulation { node: nodes, random, stats, workload, .. } = &mut self.simulation;
         let node = &mut nodes[node];
         let Some(layout) = node.device_layout() else { return };
         for _ in 0..records {
@@ -403,6 +437,7 @@ impl KvRunner {
             for _ in 0..50 {
                 let at = between(random, layout.records.start, layout.records.end - 1);
                 if node.flip_bit(at, random.below(8) as u8) {
+                    workload.borrow_mut().has_lost_blocks[index] = node.sim_node.plan.tree.is_some();
                     corrupted_bytes.push(at);
                     stats.corrupted_bits += 1;
                     break;
@@ -422,9 +457,13 @@ impl KvRunner {
         }
     }
 
-    /// Whether an injected bit flip is in the record that may begin at a block.
+    /// Whether an injected bit flip is in the record that may begin at a block. Of a tree any may be.
     fn is_corrupted(&self, node: usize, lba: u64) -> bool {
         let bytes = &self.disks[node].corrupted_bytes;
+        if self.simulation.node[node].sim_node.plan.tree.is_some() {
+            // A block of a table, whose keys stay lost when its table is gone.
+            return !bytes.is_empty();
+        }
         bytes.iter().any(|&at| self.simulation.node[node].record_contains(lba, at))
     }
 
@@ -469,11 +508,13 @@ impl KvRunner {
         let present = |state: &&KeyState| **state != KeyState::Missing;
         let keys =
             self.simulation.workload.borrow().histories[node].starts().iter().filter(present).count() as u64;
-        if report.keys != keys {
+        let has_tree = self.simulation.node[node].sim_node.plan.tree.is_some();
+        if report.keys != keys && !(has_tree && self.is_corrupted(node, 0)) {
             return Err(format!("verify found {} keys, the node served {keys}", report.keys));
         }
         // Of a list that cannot be read the pieces are in use until the next opening, and free from then on.
-        let lost_some = self.has_disk_faults && Some(report.used_bytes) < used;
+        // Of a tree, space of work that the stop has cut off, and the segment to which puts write, is free then, too.
+        let lost_some = (self.has_disk_faults || has_tree) && Some(report.used_bytes) < used;
         if Some(report.used_bytes) != used && !lost_some {
             return Err(format!("verify found {} B in use, the node reported {used:?}", report.used_bytes));
         }

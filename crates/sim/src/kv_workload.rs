@@ -8,6 +8,7 @@ use crate::faulty_disk::DiskFaults;
 use crate::history::{CallId, History};
 use crate::operator::{TrackNamespaces, is_rejection};
 use crate::progress::{LoadProgress, TrackProgress};
+use crate::scans::{ScanStep, Scans};
 use crate::scenario::KvLoad;
 use octokv_base::{Key, NamespaceId, Prng};
 use octokv_client::{Command, ConnectionError, Error, Response, StoreMode, SubmitError, Value};
@@ -34,6 +35,12 @@ pub struct KvWorkload {
     pub has_operator: bool,
     /// Commands rejected because of a change by the operator.
     pub rejected_commands: u64,
+    /// The scans of all sessions.
+    pub scans: Scans,
+    /// Whether bits of each node's disk were flipped after which more than a record may be unreadable: of the ordered engine.
+    pub has_lost_blocks: Vec<bool>,
+    /// Whether an iterator ends with its session alone.
+    pub keeps_iterators: bool,
 }
 
 /// Buffer lengths of lists, in bytes: one that holds every key of the simulation, and one that truncates.
@@ -54,6 +61,7 @@ enum KvCommandKind {
     Exist,
     List { whole: bool },
     Flush,
+    Scan { number: u64, step: ScanStep },
 }
 
 impl TrackProgress for KvWorkload {
@@ -98,11 +106,29 @@ impl Workload for KvWorkload {
         &mut self,
         random: &mut Prng,
         node: usize,
-        submit: impl FnOnce(Command<'_>) -> Result<(), SubmitError>,
+        session: u64,
+        mut submit: impl FnMut(Command<'_>) -> Result<(), SubmitError>,
     ) -> Result<OutstandingKvCommand, String> {
+        let scans = self.load.scans.filter(|scans| random.one_in(scans.one_in));
+        let history = &mut self.histories[node];
+        if let Some(scans) = scans
+            && let Some((number, step, command)) = self.scans.draw(random, scans, session, history)
+        {
+            let (id, reads_failed) = (history.begin_keyless(), self.faults[node].reads_failed());
+            match submit(command) {
+                Ok(()) => {
+                    let kind = KvCommandKind::Scan { number, step };
+                    return Ok(OutstandingKvCommand { node, kind, id, reads_failed });
+                }
+                // The session has another connection: its iterators have ended.
+                Err(SubmitError::Invalid(Error::UnknownIterator)) if !self.keeps_iterators => {
+                    self.scans.end(number);
+                }
+                Err(why) => return Err(format!("the client rejected a command: {why:?}")),
+            }
+        }
         let command_index = draw_weighted(random, &self.load.mix);
         let index = random.below(self.load.keys) as usize;
-        let history = &mut self.histories[node];
         let key = history.keys()[index].clone();
         let reads_failed = self.faults[node].reads_failed();
         let pending = |kind, id| OutstandingKvCommand { node, kind, id, reads_failed };
@@ -117,6 +143,8 @@ impl Workload for KvWorkload {
                 let bytes = draw_value_bytes(random, self.load.value_bytes_max);
                 let operation = history.next_operation(bytes as u32);
                 let value = value_of(&key, operation, bytes);
+                // A key whose entries cannot be read counts as one that is there.
+                let mode = if self.has_lost_blocks[node] { PutMode::Upsert } else { mode };
                 let id = history.begin(index, Call::Put { operation, bytes: bytes as u32, mode });
                 let command = Command::Store { key, value: Value::Slice(&value), mode: store_mode };
                 (pending(KvCommandKind::Put, id), submit(command))
@@ -153,13 +181,20 @@ impl Workload for KvWorkload {
         Ok(pending)
     }
 
+    fn end_session(&mut self, session: u64) {
+        self.scans.end_session(session);
+    }
+
     fn check(
         &mut self,
         command: &OutstandingKvCommand,
         response: Result<Response, Error>,
     ) -> Result<(), String> {
         match response {
-            Ok(response) => self.check_response(command, response),
+            Ok(response) => match command.kind {
+                KvCommandKind::Scan { number, step } => self.check_scan(command.node, number, step, response),
+                _ => self.check_response(command, response),
+            },
             Err(error) => self.check_error(command, &error),
         }
     }
@@ -194,7 +229,11 @@ fn is_protocol_violation(lost: &ConnectionError, has_operator: bool) -> bool {
 impl KvWorkload {
     /// The load of the clients of nodes with these histories and disks, without an operator.
     pub fn new(histories: Vec<History>, load: KvLoad, faults: Vec<DiskFaults>) -> KvWorkload {
+        let keys = histories.first().map_or(&[][..], |history| history.keys());
         KvWorkload {
+            scans: Scans::new(keys),
+            has_lost_blocks: vec![false; histories.len()],
+            keeps_iterators: false,
             served_as: vec![Some(NamespaceId(1)); histories.len()],
             histories,
             load,
@@ -207,6 +246,12 @@ impl KvWorkload {
     }
 
     fn check_response(&mut self, pending: &OutstandingKvCommand, response: Response) -> Result<(), String> {
+        if let (KvCommandKind::Put, Response::NotFound | Response::AlreadyExists) = (&pending.kind, &response)
+            && self.has_lost_blocks[pending.node]
+        {
+            self.histories[pending.node].mark_not_executed(pending.id);
+            return Ok(());
+        }
         let outcome = match (&pending.kind, response) {
             (KvCommandKind::Put, Response::Stored) | (KvCommandKind::Delete, Response::Deleted) => {
                 CallResult::Acknowledged
@@ -235,6 +280,9 @@ impl KvWorkload {
     }
 
     fn check_error(&mut self, pending: &OutstandingKvCommand, error: &Error) -> Result<(), String> {
+        if let KvCommandKind::Scan { number, step } = pending.kind {
+            return self.check_scan_error(pending, number, step, error);
+        }
         let on_key = !matches!(pending.kind, KvCommandKind::List { .. } | KvCommandKind::Flush);
         match error {
             Error::Disconnected(lost) if is_protocol_violation(lost, self.has_operator) => {
@@ -262,6 +310,66 @@ impl KvWorkload {
         Ok(())
     }
 
+    fn check_scan(
+        &mut self,
+        node: usize,
+        number: u64,
+        step: ScanStep,
+        response: Response,
+    ) -> Result<(), String> {
+        let history = &mut self.histories[node];
+        match (step, response) {
+            (ScanStep::Create, Response::IteratorCreated(iterator)) => {
+                self.scans.created(number, iterator, history);
+            }
+            (ScanStep::Next { .. }, Response::Pairs { pairs }) => {
+                return self.scans.receive(number, step, &pairs, self.has_lost_blocks[node], history);
+            }
+            (ScanStep::Seek { .. } | ScanStep::Destroy, Response::IteratorChanged) => {
+                self.scans.changed(number, step);
+            }
+            (step, response) => return Err(format!("unexpected response to {step:?}: {response:?}")),
+        }
+        Ok(())
+    }
+
+    fn check_scan_error(
+        &mut self,
+        pending: &OutstandingKvCommand,
+        number: u64,
+        step: ScanStep,
+        error: &Error,
+    ) -> Result<(), String> {
+        match error {
+            Error::Busy | Error::CapacityExceeded => self.scans.not_executed(number, step),
+            Error::PairTooLarge { buffer_bytes } => return self.scans.pair_too_large(number, *buffer_bytes),
+            Error::UnrecoveredRead => {
+                let read_failed = self.faults[pending.node].reads_failed() > pending.reads_failed;
+                if !read_failed && !self.has_lost_blocks[pending.node] {
+                    return Err(format!("a scan failed at {step:?} without a device error"));
+                }
+                self.scans.unrecovered(number);
+            }
+            Error::UnknownIterator if self.keeps_iterators => {
+                return Err(format!("the iterator of {step:?} does not exist"));
+            }
+            Error::Disconnected(lost) if is_protocol_violation(lost, self.has_operator) => {
+                return Err(format!("{error}"));
+            }
+            Error::UnknownIterator
+            | Error::TooManyIterators
+            | Error::Disconnected(_)
+            | Error::TimedOut
+            | Error::Closed => self.scans.end(number),
+            Error::Status(status) if self.has_operator && is_rejection(*status) => {
+                self.rejected_commands += 1;
+                self.scans.end(number);
+            }
+            other => return Err(format!("unexpected error of {step:?}: {other}")),
+        }
+        Ok(())
+    }
+
     /// An unrecovered write may have been executed; an unrecovered read requires a corrupted record or a device error.
     fn check_unrecovered(&mut self, pending: &OutstandingKvCommand) -> Result<(), String> {
         let read_failed = self.faults[pending.node].reads_failed() > pending.reads_failed;
@@ -274,9 +382,13 @@ impl KvWorkload {
             KvCommandKind::Put | KvCommandKind::Delete | KvCommandKind::Flush => {
                 Err("a write failed without a device error".to_owned())
             }
-            KvCommandKind::List { .. } if read_failed => Ok(()),
-            KvCommandKind::List { .. } => Err("a list failed without a device error".to_owned()),
-            KvCommandKind::Get { .. } | KvCommandKind::Exist if read_failed => {
+            KvCommandKind::List { .. } | KvCommandKind::Scan { .. } if read_failed => Ok(()),
+            KvCommandKind::List { .. } | KvCommandKind::Scan { .. } => {
+                Err("a list failed without a device error".to_owned())
+            }
+            KvCommandKind::Get { .. } | KvCommandKind::Exist
+                if read_failed || self.has_lost_blocks[pending.node] =>
+            {
                 self.histories[pending.node].mark_not_executed(pending.id);
                 Ok(())
             }
@@ -299,7 +411,8 @@ impl KvWorkload {
             }
         }
         for (index, &is_listed) in listed.iter().enumerate() {
-            if is_listed || whole {
+            // Keys in blocks that cannot be read are left out.
+            if is_listed || (whole && !self.has_lost_blocks[node]) {
                 let seen = if is_listed { Observed::Present } else { Observed::Absent };
                 history.record_listing(id, index, seen);
             }

@@ -17,6 +17,8 @@
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
 //! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
+//!   [`ordered_scenario`]: with the ordered engine. [`tree_worker`]: its flushes and compactions.
+//! - [`scans`]: scans of clients, and the checks of their pairs.
 //! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
 //! - [`power_loss`]: states that a power loss may leave.
@@ -34,16 +36,19 @@ pub mod memory_scenario;
 pub mod node_under_test;
 pub mod nodes_scenario;
 pub mod operator;
+pub mod ordered_scenario;
 pub mod parallel_core;
 pub mod power_loss;
 pub mod progress;
 pub mod remote;
 mod runner;
+pub mod scans;
 pub mod scenario;
 pub mod scheduling_scenario;
 pub mod sim_device;
 pub mod sim_node;
 pub mod stats;
+pub mod tree_worker;
 
 pub use blocks::scenario::BlockScenarioPlan;
 pub use kv_runner::run_scenario;
@@ -175,6 +180,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
         }
         Scenario::Nodes => run_scenario(&nodes_scenario::draw_nodes_plan(seed)),
         Scenario::Memory => run_scenario(&memory_scenario::draw_memory_plan(seed)),
+        Scenario::Ordered => run_scenario(&ordered_scenario::draw_ordered_plan(seed)),
         Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
             run_scenario(&KvScenarioPlan::draw(seed, scenario))

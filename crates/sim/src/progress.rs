@@ -22,6 +22,8 @@ pub struct LoadProgress {
     pub completed: u64,
     /// Commands completed without error.
     pub succeeded: u64,
+    /// Sessions so far.
+    sessions: u64,
     /// Whether clients submit nothing and disconnect.
     pub quiescing: bool,
     /// The first violated guarantee.
@@ -48,6 +50,12 @@ impl LoadProgress {
     /// Whether a client may submit another command.
     pub fn may_submit(&self) -> bool {
         self.submitted < self.submit_limit && self.violation.is_none()
+    }
+
+    /// The number of a new session, never 0.
+    pub fn next_session(&mut self) -> u64 {
+        self.sessions += 1;
+        self.sessions
     }
 
     /// Adds a core with clients.

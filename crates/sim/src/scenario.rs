@@ -1,9 +1,10 @@
 //! The plan of one simulation, drawn from one seed: configuration, clients, load, faults, phase ends.
 //!
-//! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of the two on every machine. Nothing
-//! here runs anything; `{:#?}` of a plan prints every input of a failing seed.
+//! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of both; `{:#?}` of it prints every input of a seed.
 
 use crate::draw::{between, pick};
+use crate::ordered_scenario::TreePlan;
+use crate::scans::ScanLoad;
 use crate::scheduling_scenario::SchedulingPlan;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -36,11 +37,13 @@ pub enum Scenario {
     /// Keys in memory, which most commands find without waiting; an operator who removes and adds the namespace, denies hosts and
     /// changes ANA states; network faults; slow device operations.
     Memory,
+    /// The ordered engine, with scans, and any of the fault profiles above.
+    Ordered,
 }
 
 impl Scenario {
     /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
-    pub const ALL: [Scenario; 10] = [
+    pub const ALL: [Scenario; 11] = [
         Scenario::Calm,
         Scenario::Crashes,
         Scenario::Network,
@@ -51,6 +54,7 @@ impl Scenario {
         Scenario::Remote,
         Scenario::Nodes,
         Scenario::Memory,
+        Scenario::Ordered,
     ];
 
     /// Its name on the command line (`--scenario`).
@@ -66,6 +70,7 @@ impl Scenario {
             Scenario::Remote => "remote",
             Scenario::Nodes => "nodes",
             Scenario::Memory => "memory",
+            Scenario::Ordered => "ordered",
         }
     }
 
@@ -119,6 +124,8 @@ pub struct KvScenarioPlan {
 pub struct NodePlan {
     /// Reactor threads, one per core.
     pub cores: usize,
+    /// The parts of the ordered engine; `None` selects the hash engine.
+    pub tree: Option<TreePlan>,
     /// Allocation unit of the engine, in bytes.
     pub unit_bytes: u32,
     /// Hash function of the index.
@@ -199,6 +206,8 @@ pub struct KvLoad {
     pub value_bytes_max: u64,
     /// Weights of put, add-only put, update-only put, get, truncated get, delete, exist, list, flush.
     pub mix: [u64; 9],
+    /// Scans beside them.
+    pub scans: Option<ScanLoad>,
 }
 
 /// A stretch of load with faults, and its end.
@@ -396,8 +405,7 @@ pub(crate) fn draw_prepare_bytes(seed: u64) -> u64 {
     pick(&mut random, &[0, 32 << 10, 256 << 10, 1 << 20, 1 << 30, 0])
 }
 
-/// The rate of compaction of a seed: none in a third of them; else slow, or as fast as the disk, since a phase is short. A generator of
-/// its own, as above.
+/// The rate of compaction of a seed: none in a third; else slow, or as fast as the disk. A generator of its own, as above.
 pub(crate) fn draw_compact_bytes_per_second(seed: u64) -> u64 {
     let mut random = Prng::new(mix64(seed ^ 0xc03bac7));
     pick(&mut random, &[0, 16 << 20, 1 << 40])
@@ -425,6 +433,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
     };
     NodePlan {
         cores: between(random, 1, 4) as usize,
+        tree: None,
         unit_bytes,
         hash: pick(random, &[HashKind::Xxh3, HashKind::Sha1]),
         format_version: 1,
@@ -485,7 +494,7 @@ pub(crate) fn draw_load(random: &mut Prng, node: &NodePlan) -> KvLoad {
     mix[8] = some(random, 3);
     let bytes = pick(random, &[64, 2_000, u64::MAX, u64::MAX]).min(u64::from(node.value_bytes_max));
     let long_keys = node.in_capsule_bytes >= 1024;
-    KvLoad { keys: pick(random, &[3, 8, 20, 64]), long_keys, value_bytes_max: bytes, mix }
+    KvLoad { keys: pick(random, &[3, 8, 20, 64]), long_keys, value_bytes_max: bytes, mix, scans: None }
 }
 
 pub(crate) fn draw_link(random: &mut Prng) -> SimLinkConfig {

@@ -28,6 +28,10 @@ pub struct ScenarioStats {
     pub cache_hits: u64,
     /// Values in pieces that compaction joined, and records that it moved, of the same volumes.
     pub compacted: u64,
+    /// Pairs that scans received.
+    pub scanned_pairs: u64,
+    /// Memtables flushed to tables, and compactions of tables, of the same volumes.
+    pub flushes_and_compactions: [u64; 2],
     /// Device operations failed by injected errors.
     pub device_errors: u64,
     /// Accesses to memory in place: by commands that end at once.

@@ -28,7 +28,7 @@ fn run_with_bug(bug: InjectedBug, scenario: Scenario, seeds: u64) -> SweepResult
     outcome
 }
 
-fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
+pub(crate) fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
     let outcome = run_with_bug(bug, scenario, seeds);
     let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in {seeds} seeds"));
     println!(

@@ -69,6 +69,11 @@ fn memory_holds() {
 }
 
 #[test]
+fn ordered_holds() {
+    assert_scenario_holds(Scenario::Ordered);
+}
+
+#[test]
 fn commands_on_memory_end_at_once_or_wait_and_both_are_rejected_and_cut() {
     let (mut in_place, mut operations, mut changes, mut rejected, mut offloaded, mut crashes) =
         (0, 0, 0, 0, 0, 0);

@@ -10,6 +10,7 @@ mod injected_bugs;
 mod injected_bugs_blocks;
 mod injected_bugs_memory;
 mod injected_bugs_nodes;
+mod injected_bugs_ordered;
 mod injected_bugs_remote;
 mod injected_bugs_scheduling;
 mod peers;

@@ -100,7 +100,8 @@ impl Workload for BlockWorkload {
         &mut self,
         random: &mut Prng,
         disk: usize,
-        submit: impl FnOnce(Command<'_>) -> Result<(), SubmitError>,
+        _session: u64,
+        mut submit: impl FnMut(Command<'_>) -> Result<(), SubmitError>,
     ) -> Result<OutstandingBlockCommand, String> {
         let DiskPlan { block_bytes, first, count, .. } = self.disks[disk];
         let BlockLoad { blocks_max, mix, durable_one_in } = self.load;
