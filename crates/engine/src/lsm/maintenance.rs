@@ -322,6 +322,7 @@ impl LsmCore {
 
     async fn maintenance_round(&self) -> Result<(), EngineError> {
         let volume = &self.volume;
+        volume.release_reclaimed();
         while volume.memtables.oldest_full().is_some() {
             self.flush_oldest().await?;
         }

@@ -365,6 +365,7 @@ impl LsmVolume {
     /// The current statistics. The number of keys is that of entries less twice the tombstones: a key that was overwritten counts more than once until its
     /// entries are compacted.
     pub fn statistics(&self) -> EngineStatistics {
+        self.release_reclaimed();
         let version = self.versions.current();
         let (mut entries, mut tombstones) = (0, 0);
         for (_, table) in version.tables() {
