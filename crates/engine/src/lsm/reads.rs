@@ -131,6 +131,7 @@ impl LsmCore {
     /// # Errors
     /// As there.
     pub(super) async fn get(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        let mut missed = None;
         loop {
             let found = self.lookup(key.as_bytes(), u64::MAX, LookupFor::Value).await?;
             let Some((version, found)) = found.filter(|(_, found)| self.is_live(found)) else {
@@ -143,7 +144,9 @@ impl LsmCore {
                     match self.read_value(&version, key.as_bytes(), address).await? {
                         Some(read) => read,
                         // The memtable that had the entry was flushed, and the entry replaced, before the version was taken.
-                        None => continue,
+                        None if missed.replace(found.sequence) != Some(found.sequence) => continue,
+                        // No such segment was ever there.
+                        None => return Err(self.corrupt(self.volume.fixed().layout.data_start_unit)),
                     }
                 }
             };

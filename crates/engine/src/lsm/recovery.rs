@@ -41,6 +41,9 @@ use std::sync::Arc;
 /// decide.
 const RECORD_READ_ATTEMPTS: u32 = 3;
 
+/// The highest number of a segment that a volume is opened with: far beyond what a volume writes in its life, and below what would overflow.
+const SEGMENT_ID_MAX: u32 = u32::MAX - (1 << 28);
+
 /// Opens the volume on a device for `config.cores` cores. A volatile device is formatted with `format` first.
 ///
 /// # Errors
@@ -159,6 +162,10 @@ pub(super) async fn load(
     let lba = reader.lba(layout.data_start_unit).0;
     let inconsistent = OpenError::Inconsistent { lba, mismatch: IndexMismatch::TreeSpace };
     version.check_extents(layout.record_units()).map_err(|_| inconsistent)?;
+    if version.last_segment_id() > SEGMENT_ID_MAX {
+        let mismatch = IndexMismatch::TreeImage;
+        return Err(OpenError::Inconsistent { lba, mismatch });
+    }
     let space = space_beside(&superblock, version.extents()).ok_or(inconsistent)?;
     let damaged_copies = damaged_superblocks + damaged_images + replayed.damaged_copies;
     let state = TreeState { memtables, versions, space, position: replayed.end, has_versions, installed };
@@ -234,7 +241,7 @@ impl TreeReplay<'_> {
                     self.apply(&change, number)?;
                 } else {
                     self.dropped_entries += 1;
-                    self.apply_nothing(number);
+                    self.apply_nothing(number)?;
                 }
             }
         }
@@ -270,10 +277,21 @@ impl TreeReplay<'_> {
         true
     }
 
-    fn apply_nothing(&self, number: u64) {
-        // Numbers count up, whatever they say.
-        let is_applied = self.memtables.apply(number, None, || self.start);
-        debug_assert!(is_applied, "nothing has no place");
+    fn apply_nothing(&self, number: u64) -> Result<(), OpenError> {
+        self.apply_entry(number, None)
+    }
+
+    /// Applies a change to the memtables.
+    ///
+    /// # Errors
+    /// Its number is not above those before, which a batch with a valid checksum may say.
+    fn apply_entry(&self, number: u64, entry: Option<&TreeEntry<'_>>) -> Result<(), OpenError> {
+        let follows = number > self.memtables.last_number();
+        if follows && self.memtables.apply(number, entry, || self.start) {
+            return Ok(());
+        }
+        let lba = self.reader.lba(self.superblock.layout.journal_start_unit(0)).0;
+        Err(OpenError::Inconsistent { lba, mismatch: IndexMismatch::TreeEdit { entry: number } })
     }
 
     fn install(&mut self, bytes: &[u8], number: u64) -> Result<(), OpenError> {
@@ -311,7 +329,7 @@ impl ReplayTarget<JournalChange> for TreeReplay<'_> {
                 }
             }
             ChangeContents::EditPart(part) => {
-                self.apply_nothing(number);
+                self.apply_nothing(number)?;
                 if number > self.superblock.image_entry {
                     // Parts that do not follow each other are of an edit that a crash cut off.
                     if let Ok(Some(bytes)) = self.assembler.offer(part) {
@@ -319,7 +337,7 @@ impl ReplayTarget<JournalChange> for TreeReplay<'_> {
                     }
                 }
             }
-            ChangeContents::Cancelled => self.apply_nothing(number),
+            ChangeContents::Cancelled => self.apply_nothing(number)?,
         }
         Ok(())
     }
