@@ -20,7 +20,7 @@ const DISK_BYTES_MIN: u64 = 9 << 20;
 pub struct TreePlan {
     /// Values below this length lie in the tree.
     pub inline_bytes_max: u32,
-    /// Of a memtable.
+    /// Of a memtable. An empty one takes some tens of KiB, so that the smallest has one entry.
     pub memtable_bytes: usize,
     /// Of a table.
     pub table_bytes: u64,
@@ -40,7 +40,7 @@ pub struct TreePlan {
 
 impl TreePlan {
     fn draw(random: &mut Prng) -> TreePlan {
-        let memtable_bytes = pick(random, &[1 << 10, 4 << 10, 16 << 10]);
+        let memtable_bytes = pick(random, &[1 << 10, 48 << 10, 96 << 10]);
         TreePlan {
             inline_bytes_max: pick(random, &[1, 40, 300, 4_096]),
             memtable_bytes,

@@ -28,13 +28,18 @@ fn scans_run_beside_flushes_compactions_and_checkpoints() {
 }
 
 #[test]
+fn a_flush_that_forgets_snapshots_is_found() {
+    assert_found_in_tree(InjectedBug::FlushForgetsSnapshots, 60);
+}
+
+#[test]
 fn a_tombstone_that_is_dropped_too_early_is_found() {
     assert_found_in_tree(InjectedBug::DropTombstonesEarly, 60);
 }
 
 #[test]
 fn an_edit_that_is_written_before_its_tables_are_durable_is_found() {
-    assert_found_in_tree(InjectedBug::EditBeforeFlush, 300);
+    assert_found_in_tree(InjectedBug::EditBeforeFlush, 600);
 }
 
 #[test]
@@ -69,7 +74,7 @@ fn a_lost_table_of_an_edit_is_found() {
 
 #[test]
 fn a_segment_that_is_sealed_before_its_last_write_has_ended_is_found() {
-    assert_found_in_tree(InjectedBug::SealBeforeLastWrite, 100);
+    assert_found_in_tree(InjectedBug::SealBeforeLastWrite, 400);
 }
 
 #[test]
