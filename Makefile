@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test bench core-scaling adversary mutants soak fuzz clean
+.PHONY: help demo build test check loom kernel-test bench core-scaling adversary mutants power-loss soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -16,6 +16,7 @@ help:
 	@echo 'make core-scaling requests replayed on 1 and 2 cores without the network'
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
+	@echo 'make power-loss   power loss at sampled events of OPERATIONS (default 100000) of the ordered engine'
 	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 
@@ -52,6 +53,10 @@ adversary:
 
 mutants:
 	scripts/mutants $(SHARD)
+
+power-loss:
+	OCTOKV_POWER_LOSS_OPERATIONS=$(or $(OPERATIONS),100000) cargo test --release -p octokv-engine --test suite -- \
+		lsm_power_loss::acknowledged_writes_survive_power_loss_at_sampled_events_of_a_long_run
 
 soak:
 	scripts/soak $(MINUTES)

@@ -49,6 +49,8 @@ pub struct VolumeSuite<V: Volume> {
     /// Whether the operations of a run have versions, so that deletes leave tombstones. REQUIRES: the volume has them, in ring
     /// order.
     pub has_versions: bool,
+    /// The cores whose handles make the operations of a run, in turns; at most those that the volume is opened for.
+    pub cores: usize,
     volume: PhantomData<V>,
 }
 
@@ -243,6 +245,7 @@ impl<V: Volume> VolumeSuite<V> {
             settle,
             view,
             has_versions: false,
+            cores: 1,
             volume: PhantomData,
         }
     }
@@ -256,6 +259,16 @@ impl<V: Volume> VolumeSuite<V> {
     /// # Errors
     /// The volume does not open.
     pub fn open(&self, images: Vec<DiskImage>) -> Result<(Vec<PowerLossDisk>, V::Engine), String> {
+        let (disks, mut engines) = self.open_on(images, 1)?;
+        Ok((disks, engines.remove(0)))
+    }
+
+    /// The same, with handles of several cores.
+    fn open_on(
+        &self,
+        images: Vec<DiskImage>,
+        cores: usize,
+    ) -> Result<(Vec<PowerLossDisk>, Vec<V::Engine>), String> {
         let disks = PowerLossDisk::group(images, self.block_bytes);
         let mut random = Prng::new(1);
         let (devices, pool) = (self.devices(&disks), BufferPool::new(64 << 20));
@@ -263,7 +276,8 @@ impl<V: Volume> VolumeSuite<V> {
             disks[0].complete_one(&mut random);
         });
         let volume = opened.map_err(|error| error.to_string())?;
-        Ok((disks, volume.engine(0, &devices, pool)))
+        let engines = (0..cores).map(|core| volume.engine(core, &devices, pool.clone())).collect();
+        Ok((disks, engines))
     }
 
     /// Runs `operations` puts and deletes, up to six at once, on a fresh volume.
@@ -275,18 +289,20 @@ impl<V: Volume> VolumeSuite<V> {
             disks[0].complete_one(&mut random);
         })
         .expect("formats");
-        let (disks, engine) = self.open(disks.iter().map(PowerLossDisk::image).collect()).expect("opens");
-        let engine = Rc::new(engine);
+        let images = disks.iter().map(PowerLossDisk::image).collect();
+        let (disks, engines) = self.open_on(images, self.cores).expect("opens");
+        let engines: Vec<Rc<V::Engine>> = engines.into_iter().map(Rc::new).collect();
         let trace = Rc::new(RefCell::new(CallTrace::default()));
         let mut tasks = TaskSet::default();
         for operation in 1..=operations {
             let random_of_call = RefCell::new(random.fork());
-            let (engine_of_call, disk) = (Rc::clone(&engine), disks[0].clone());
+            let engine = &engines[operation as usize % self.cores];
+            let (engine_of_call, disk) = (Rc::clone(engine), disks[0].clone());
             let version = if self.has_versions { Version::from_bits(operation) } else { Version::NONE };
             let trace = Rc::clone(&trace);
             tasks.add(run_call(engine_of_call, trace, disk, operation, version, random_of_call));
             if random.one_in(50) {
-                tasks.add((self.background)(Rc::clone(&engine)));
+                tasks.add((self.background)(Rc::clone(engine)));
             }
             while tasks.len() >= 6 {
                 if random.one_in(2) || !tasks.step(&mut random) {
@@ -295,10 +311,10 @@ impl<V: Volume> VolumeSuite<V> {
             }
         }
         tasks.run(&mut random, |random| disks[0].complete_one(random));
-        block_on((self.settle)(Rc::clone(&engine)), || {
+        block_on((self.settle)(Rc::clone(&engines[0])), || {
             disks[0].complete_one(&mut random);
         });
-        drop((tasks, engine));
+        drop((tasks, engines));
         (disks, Rc::try_unwrap(trace).ok().expect("all calls are over").into_inner())
     }
 

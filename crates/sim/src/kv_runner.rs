@@ -14,13 +14,13 @@ use crate::node_under_test::{
     AuditResult, KvNodeUnderTest, RecoveryResult, TaskResult, handle_without_devices,
 };
 use crate::operator::Operator;
-use crate::ordered_scenario::TreePlan;
 use crate::parallel_core::ParallelCore;
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::runner::{ScenarioRunner, Simulation, run};
 use crate::scenario::{KvScenarioPlan, Scenario};
 use crate::sim_node::NodesUnderTest;
 use crate::stats::ScenarioStats;
+use crate::tree_plan::TreePlan;
 use crate::tree_worker::TreeWorker;
 use octokv_base::prng::mix64;
 use octokv_base::{Key, NamespaceId, Nanos, Prng};

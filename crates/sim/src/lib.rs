@@ -17,7 +17,7 @@
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
 //! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
-//!   [`ordered_scenario`]: with the ordered engine. [`tree_worker`]: its flushes and compactions.
+//!   [`ordered_scenario`]: with the ordered engine. [`tree_plan`]: its sizes; [`tree_worker`]: its flushes and compactions.
 //! - [`scans`]: scans of clients, and the checks of their pairs.
 //! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
@@ -48,6 +48,7 @@ pub mod scheduling_scenario;
 pub mod sim_device;
 pub mod sim_node;
 pub mod stats;
+pub mod tree_plan;
 pub mod tree_worker;
 
 pub use blocks::scenario::BlockScenarioPlan;

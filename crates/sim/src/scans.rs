@@ -7,7 +7,7 @@
 //! the history at the moment of the creation, so between that command and its response; the first violation.
 //!
 //! Checks: pairs are in order, within the bounds, behind the iterator's place, and none is missing; a second look at a key shows the
-//! same value; some moment between the creation and its response agrees with all values of one scan ([`Moment`]).
+//! same value; some moment between the creation and its response agrees with all values of one scan (`Moment`).
 
 use crate::draw::pick;
 use crate::history::{CallId, History};

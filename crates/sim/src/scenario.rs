@@ -3,9 +3,9 @@
 //! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of both; `{:#?}` of it prints every input of a seed.
 
 use crate::draw::{between, pick};
-use crate::ordered_scenario::TreePlan;
 use crate::scans::ScanLoad;
 use crate::scheduling_scenario::SchedulingPlan;
+use crate::tree_plan::TreePlan;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_engine::Durability;

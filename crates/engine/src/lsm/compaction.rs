@@ -10,7 +10,7 @@ use super::tree_version::TreeVersion;
 use super::version_edit::{TableMove, TableRemoval, VersionEdit};
 use super::version_set::{SegmentUsage, is_flushed};
 use octokv_base::Version;
-use octokv_base::map::FxHashMap;
+use octokv_base::map::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
 /// What decides how a tree is compacted.
@@ -78,6 +78,8 @@ pub struct CompactionInput<'a> {
     pub forget_below: Version,
     /// The settings.
     pub settings: &'a CompactionSettings,
+    /// Segments of which a value could not be read: they are not collected.
+    pub unmovable: &'a FxHashSet<u32>,
 }
 
 /// A compaction.
@@ -243,6 +245,9 @@ pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
     let permille = u128::from(input.settings.segment_live_permille);
     let ids = input.version.segments().iter().map(|segment| segment.meta.id());
     let victim = |id| {
+        if input.unmovable.contains(&id) {
+            return None;
+        }
         let (record_bytes, live_bytes) = collectable(input, id)?;
         let is_victim = u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille;
         (is_victim && live_bytes > 0).then_some((id, live_bytes))

@@ -34,6 +34,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of values that are read ahead.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
+/// Attempts to read a table before a part of it is lost.
+const READ_ATTEMPTS: u32 = 3;
 /// Values that are read ahead.
 const AHEAD_READS_MAX: usize = 32;
 /// Keys between two yields.
@@ -74,7 +76,7 @@ struct RunOutput<'a> {
 }
 
 impl LsmCore {
-    /// Runs a compaction to its end.
+    /// Runs a compaction to its end. A part that cannot be read is lost only if several attempts meet it: an error that passes must not cost a key.
     ///
     /// # Errors
     /// Device failures, no memory, no space: nothing has changed.
@@ -82,6 +84,22 @@ impl LsmCore {
         &self,
         compaction: &TreeCompaction,
         pace: &RunPace<'_>,
+    ) -> Result<(), EngineError> {
+        for _ in 1..READ_ATTEMPTS {
+            match self.try_compaction(compaction, pace, false).await {
+                Err(EngineError::Corrupt { .. }) => yield_now().await,
+                outcome => return outcome,
+            }
+        }
+        self.try_compaction(compaction, pace, true).await
+    }
+
+    /// Runs a compaction. Fails if a part cannot be read, unless it `may_lose` that.
+    async fn try_compaction(
+        &self,
+        compaction: &TreeCompaction,
+        pace: &RunPace<'_>,
+        may_lose: bool,
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
         if compaction.is_move {
@@ -97,7 +115,7 @@ impl LsmCore {
             ahead_reads: 0,
             lost: Vec::new(),
         };
-        if let Err(error) = self.write_compacted(compaction, &version, &mut output, pace).await {
+        if let Err(error) = self.write_compacted(compaction, &version, &mut output, pace, may_lose).await {
             // Reads in flight have buffers of their own.
             output.tables.give_up().await;
             output.values.give_up().await;
@@ -137,6 +155,7 @@ impl LsmCore {
         version: &TreeVersion,
         output: &mut RunOutput<'_>,
         pace: &RunPace<'_>,
+        may_lose: bool,
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
         let snapshots = match bug_injection::is_injected(InjectedBug::CompactionForgetsSnapshots) {
@@ -152,7 +171,7 @@ impl LsmCore {
         let mut outcome = merge.seek(Position::START).await;
         loop {
             match outcome {
-                Err(EngineError::Corrupt { .. }) => {
+                Err(EngineError::Corrupt { .. }) if may_lose => {
                     let unread = merge.sources().filter_map(LevelCursor::unread_part);
                     output.lost.extend(unread.map(|part| LostRange {
                         first_key: part.first.clone(),
@@ -224,6 +243,7 @@ impl LsmCore {
                 continue;
             }
             let Some(units) = self.record_units(version, &on_its_way.key, address).ok().flatten() else {
+                self.volume.compaction.unmovable.lock().insert(address.segment);
                 continue;
             };
             let bytes = (units.end - units.start) * self.volume.unit_bytes() as u64;
@@ -252,10 +272,18 @@ impl LsmCore {
         output.ahead_bytes -= first.read_bytes;
         output.ahead_reads -= first.reads.len();
         for MovedRead { index, units, read } in first.reads {
-            let Ok(buffer) = read.await.into_read() else { continue };
+            let read = read.await.into_read().ok();
             let entry = &mut first.entries[index];
             let CopiedValue::InSegment(address) = entry.value else { continue };
-            let Ok(value) = self.check_record(&buffer, units.start, &first.key, address) else { continue };
+            let checked = read.and_then(|buffer| {
+                let value = self.check_record(&buffer, units.start, &first.key, address).ok()?;
+                Some((buffer, value))
+            });
+            let Some((buffer, value)) = checked else {
+                // Its segment stays as long as the entry: no other compaction is to try the same.
+                self.volume.compaction.unmovable.lock().insert(address.segment);
+                continue;
+            };
             let moved: ValueAddress = output
                 .values
                 .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))

@@ -34,8 +34,33 @@ pub(super) enum IteratorPlace {
     From(Box<[u8]>),
     /// Behind this key, in its direction.
     Behind(Box<[u8]>),
+    /// At one of those, and behind damage that was reported.
+    BehindDamage(Box<IteratorPlace>),
     /// Behind its last pair.
     End,
+}
+
+impl IteratorPlace {
+    /// This place, behind damage that was reported.
+    pub fn behind_damage(self) -> IteratorPlace {
+        match self {
+            IteratorPlace::BehindDamage(_) | IteratorPlace::End => self,
+            place => IteratorPlace::BehindDamage(Box::new(place)),
+        }
+    }
+
+    /// The place without that.
+    pub fn place(&self) -> &IteratorPlace {
+        match self {
+            IteratorPlace::BehindDamage(place) => place,
+            place => place,
+        }
+    }
+
+    /// Whether damage behind it was reported.
+    pub fn is_damage_reported(&self) -> bool {
+        matches!(self, IteratorPlace::BehindDamage(_))
+    }
 }
 
 /// What an iterator keeps for its snapshot.
@@ -160,9 +185,10 @@ impl IteratorList {
         (ended.len() < ENDED_MAX).then_some(ended)
     }
 
-    /// Whether an iterator with this number lives.
+    /// Whether an iterator with this number lives and has not expired.
     pub fn has(&self, id: u64) -> bool {
-        self.live.lock().contains_key(&id)
+        let state = self.live.lock().get(&id).and_then(Weak::upgrade);
+        state.is_some_and(|state| state.sources.lock().is_some())
     }
 }
 

@@ -15,6 +15,7 @@ use super::merge::MergingCursor;
 use super::prefetch_degree::{ConsumedValue, PrefetchDegree, PrefetchGrant, PrefetchMode};
 use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
+use super::table::io::is_media_error;
 use super::table_meta::TableMeta;
 use super::version_edit::LEVELS;
 use crate::EngineError;
@@ -86,9 +87,9 @@ impl LsmCore {
             ahead: VecDeque::new(),
             failed: None,
             is_at_end: iterator.is_empty() || *place == IteratorPlace::End,
-            behind: match place {
+            behind: match place.place() {
                 IteratorPlace::Behind(key) => Some(key.clone()),
-                IteratorPlace::Start | IteratorPlace::From(_) | IteratorPlace::End => None,
+                _ => None,
             },
             has_to_step: false,
             reported_lost,
@@ -149,6 +150,8 @@ impl LsmCore {
                     Ok(buffer) => self
                         .check_record(&buffer, units.start, &key, address)
                         .map(|range| AheadValue::Read(buffer, range)),
+                    // The medium lost it: the same read would fail again.
+                    Err(error) if is_media_error(error) => Err(self.corrupt(units.start)),
                     Err(error) => Err(self.io.failed(error)),
                 }
             }

@@ -221,8 +221,10 @@ impl IteratorViews {
 impl TreeView {
     /// Moves to a place. What it meets comes with the first step.
     pub(super) async fn seek(&mut self, place: &IteratorPlace, yield_point: &mut impl AsyncFnMut()) {
+        let place = place.place();
         let view = &mut self.view;
         let sought = match (place, self.reverse) {
+            (IteratorPlace::BehindDamage(_), _) => unreachable!("a place is behind damage once"),
             (IteratorPlace::Start | IteratorPlace::End, false) => view.seek(&[], yield_point).await,
             (IteratorPlace::Start | IteratorPlace::End, true) => view.seek_before(None, yield_point).await,
             (IteratorPlace::From(key), false) => view.seek(key, yield_point).await,
@@ -241,7 +243,7 @@ impl TreeView {
         // Ranges before the place are behind it.
         let passed = match place {
             IteratorPlace::From(key) | IteratorPlace::Behind(key) => Some(key),
-            IteratorPlace::Start | IteratorPlace::End => None,
+            IteratorPlace::Start | IteratorPlace::End | IteratorPlace::BehindDamage(_) => None,
         };
         for (range, is_reported) in self.version.lost().as_slice().iter().zip(&mut self.reported_lost) {
             *is_reported = passed.is_some_and(|key| match self.reverse {

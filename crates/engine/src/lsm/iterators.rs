@@ -36,12 +36,14 @@ impl LsmCore {
         };
         let (mut place, number) = state.place.lock().clone();
         let kept = self.views.borrow_mut().take(state.id, number);
+        // A view that was opened anew meets what was reported at this place once more.
+        let was_reported = place.is_damage_reported() && kept.is_none();
         let mut yield_point = async || sink.yield_point().await;
         let mut view = match kept {
             Some(view) => view,
             None => self.open_view(state, sources, &place, &mut yield_point).await,
         };
-        let mut has_received = false;
+        let (mut has_received, mut has_passed, mut is_between_pairs) = (false, false, false);
         let outcome = loop {
             let mut yield_point = async || sink.yield_point().await;
             match self.next_pair(&mut view, &mut yield_point).await {
@@ -51,8 +53,13 @@ impl LsmCore {
                     place = IteratorPlace::End;
                     break Ok(IteratorProgress::AtEnd);
                 }
-                Err(error) => break Err(error),
+                Err(EngineError::Corrupt { .. }) if was_reported && !has_passed => continue,
+                Err(error) => {
+                    is_between_pairs = true;
+                    break Err(error);
+                }
             }
+            has_passed = true;
             let mut yield_point = async || sink.yield_point().await;
             let (key, taken) = self.take_pair(&mut view, &mut yield_point).await;
             match taken {
@@ -74,6 +81,9 @@ impl LsmCore {
             Ok(_) => true,
             Err(error) => !has_received && matches!(error, EngineError::Corrupt { .. }),
         };
+        if is_between_pairs && is_passed {
+            place = place.behind_damage();
+        }
         *state.place.lock() = (place, number + 1);
         if is_passed {
             self.views.borrow_mut().keep(state.id, number + 1, view);

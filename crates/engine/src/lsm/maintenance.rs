@@ -15,6 +15,7 @@ use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
 use octokv_base::Nanos;
+use octokv_device::DeviceError;
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -96,6 +97,7 @@ impl LsmVolume {
             settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
             settings.garbage_permille = 20;
         }
+        let unmovable = self.compaction.unmovable.lock();
         let choice = self.versions.with_usage(|version, usage| {
             let input = CompactionInput {
                 version,
@@ -104,6 +106,7 @@ impl LsmVolume {
                 oldest_snapshot: self.oldest_snapshot(),
                 forget_below: self.forget_below(),
                 settings: &settings,
+                unmovable: &unmovable,
             };
             choose_compaction(&input, &mut self.compaction.choice.lock())
         });
@@ -164,7 +167,7 @@ impl LsmCore {
     async fn compact_down(&self, level: usize) -> Result<bool, EngineError> {
         let volume = &self.volume;
         let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
-        let settings = &volume.settings.compaction;
+        let (settings, unmovable) = (&volume.settings.compaction, volume.compaction.unmovable.lock().clone());
         let compaction = volume.versions.with_usage(|version, usage| {
             let tables = match level {
                 0 => version.level0().to_vec(),
@@ -177,6 +180,7 @@ impl LsmCore {
                 oldest_snapshot: volume.oldest_snapshot(),
                 forget_below: volume.forget_below(),
                 settings,
+                unmovable: &unmovable,
             };
             let levels = (level, level + 1);
             (!tables.is_empty()).then(|| {
@@ -229,6 +233,14 @@ impl LsmCore {
 
     /// Flushes and compacts until there is space, or nothing more can be freed. Whether there is.
     async fn make_space(&self, has_space: impl Fn() -> bool) -> Result<bool, EngineError> {
+        match self.try_make_space(&has_space).await {
+            // Not even what would free some fits.
+            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => Ok(has_space()),
+            made => made,
+        }
+    }
+
+    async fn try_make_space(&self, has_space: &impl Fn() -> bool) -> Result<bool, EngineError> {
         self.volume.segments.close();
         self.flush_memtables().await?;
         loop {

@@ -322,11 +322,7 @@ impl ReplayTarget<JournalChange> for TreeReplay<'_> {
                 let is_in_table = number <= self.versions.current().flushed_through()
                     && !bug_injection::is_injected(InjectedBug::ReplayFlushed);
                 let entry = Some(&entry).filter(|_| !is_in_table);
-                if !self.memtables.apply(number, entry, || self.start) {
-                    let lba = self.reader.lba(self.superblock.layout.journal_start_unit(0)).0;
-                    let mismatch = IndexMismatch::TreeEdit { entry: number };
-                    return Err(OpenError::Inconsistent { lba, mismatch });
-                }
+                self.apply_entry(number, entry)?;
             }
             ChangeContents::EditPart(part) => {
                 self.apply_nothing(number)?;

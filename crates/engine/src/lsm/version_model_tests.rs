@@ -12,7 +12,7 @@ use super::version_edit::{LEVELS, VersionEdit};
 use super::version_image::{VersionImageLoader, VersionImageWriter};
 use super::version_set::{SegmentUsage, VersionSet};
 use crate::common::allocator::Extent;
-use octokv_base::map::FxHashMap;
+use octokv_base::map::{FxHashMap, FxHashSet};
 use octokv_base::{Prng, UnixTime, Version};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -209,8 +209,16 @@ impl TestTree {
             let (settings, running, state) = (&self.settings, &self.running, &mut self.state);
             let choice = self.set.with_usage(|version, usage| {
                 let forget_below = Version::NONE;
-                let input =
-                    CompactionInput { version, usage, running, oldest_snapshot, forget_below, settings };
+                let unmovable = &FxHashSet::default();
+                let input = CompactionInput {
+                    version,
+                    usage,
+                    running,
+                    oldest_snapshot,
+                    forget_below,
+                    settings,
+                    unmovable,
+                };
                 choose_compaction(&input, state)
             });
             match choice {

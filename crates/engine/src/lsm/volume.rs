@@ -25,6 +25,7 @@ use crate::common::record;
 use crate::lsm::compaction::TreeCompaction;
 use crate::lsm::compaction_choice::ChoiceState;
 use crate::{CompactionStatistics, EngineStatistics, OpenConfig, VolumeInfo, WallClock};
+use octokv_base::map::FxHashSet;
 use octokv_base::{Key, Lba, Nanos, RingPosition, Version};
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -51,6 +52,8 @@ pub(super) struct EditProgress {
 #[derive(Default)]
 pub(super) struct CompactionState {
     pub choice: Mutex<ChoiceState>,
+    /// Segments of which a compaction could not read a value.
+    pub unmovable: Mutex<FxHashSet<u32>>,
     pub running: Mutex<Vec<Arc<TreeCompaction>>>,
     pub is_over: AtomicBool,
     pub compactions: AtomicU64,
@@ -350,6 +353,16 @@ impl LsmVolume {
     /// The current version, for statistics and tests.
     pub fn version(&self) -> Arc<TreeVersion> {
         self.versions.current()
+    }
+
+    /// The sizes with which it works.
+    pub fn settings(&self) -> &TreeSettings {
+        &self.settings
+    }
+
+    /// The units that only older versions hold, for iterators, and compactions that have not ended.
+    pub fn pinned_units(&self) -> u64 {
+        self.versions.pinned_units()
     }
 
     /// The metadata of the tables and segments that a version refers to ends with it.

@@ -4,6 +4,7 @@
 
 pub mod crafted_volume;
 pub mod lsm_fixture;
+pub mod stable_memory;
 pub mod striped_volume;
 pub mod traced_memory;
 pub mod unwritten;

@@ -18,6 +18,11 @@ use std::sync::Arc;
 /// code for protection information that does not match).
 const MEDIA_ERRORS: [i32; 3] = [5, 61, 84];
 
+/// Whether a read failed because its blocks are lost: the same read fails again.
+pub fn is_media_error(error: DeviceError) -> bool {
+    matches!(error, DeviceError::Io(code) if MEDIA_ERRORS.contains(&code))
+}
+
 /// A core's access to the tables of a volume.
 pub struct TableIo {
     /// The device of the volume.
@@ -154,7 +159,7 @@ impl TableIo {
         let buffer = self.pool.take(length).ok_or(RunReadError::Engine(EngineError::NoMemory))?;
         let result = self.device.read(self.lba(place, offset), buffer).await.into_read();
         let buffer = result.map_err(|error| match error {
-            DeviceError::Io(code) if MEDIA_ERRORS.contains(&code) => RunReadError::Media,
+            error if is_media_error(error) => RunReadError::Media,
             error => RunReadError::Engine(self.failed(error)),
         })?;
         Ok(RunBytes { buffer, range: start..start + bytes, offset })
