@@ -36,7 +36,7 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
     let table = [
         (12, 77, "version 77"),
         (14, 77, "number 77"),
-        (14, 2, "a volume of the lsm engine, not of the hash engine"),
+        (14, 3, "a volume of the log engine, not of the hash engine"),
         (138, 4, "device 0 of a volume of 4 devices"),
     ];
     for (at, byte, part) in table {
