@@ -74,7 +74,7 @@ pub enum InjectedBug {
     EditBeforeFlush,
     /// The space of a table or segment is freed by the edit that removes it, though older versions refer to it.
     FreeUnderVersions,
-    /// An iterator reads what is there when it is advanced, not when it was created.
+    /// An iterator's snapshot is taken when the iterator is first advanced, not when it is created.
     LateSnapshot,
     /// A memtable is released before the version has its tables.
     ReleaseMemtableEarly,

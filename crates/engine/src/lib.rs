@@ -218,7 +218,7 @@ pub trait Engine {
     /// Compacts until nothing can be gained, without pauses: what maintenance does beside other work. An engine that compacts nothing does nothing.
     ///
     /// # Errors
-    /// Device failures, no memory, no space: what was not compacted is unchanged.
+    /// Device failures, no memory and no space. The volume's contents are the same, compacted as far as it went.
     fn compact_all(&self) -> impl Future<Output = Result<(), EngineError>> {
         async { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Format, as far as it is the same for all engines with a journal: the choice of the unit, and what is written.
+//! The steps of a format that all engines with a journal share: choosing the unit, and writing an empty volume.
 //!
 //! In: a device's geometry, and the superblock of a new volume. Out: zeros over all superblocks and over the first batch
 //! of each journal copy, then one superblock in both copies. Nothing else is written: recovery reads nothing else of a

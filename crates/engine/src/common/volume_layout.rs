@@ -12,6 +12,9 @@
 
 use super::journal::{BATCH_HEADER_BYTES, batch_units};
 use super::superblock::{COUNT_MAX, SUPERBLOCK_AREA_BYTES, SuperblockError, SuperblockField};
+use crate::DeviceLayout;
+use crate::open_error::OpenError;
+use octokv_device::Geometry;
 use std::ops::Range;
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -78,6 +81,35 @@ impl VolumeLayout {
     pub fn area_start_unit(&self, area: u8, copy: u64) -> u64 {
         let areas = self.journal_start_unit(2);
         areas + (u64::from(area) * 2 + copy) * self.area_units
+    }
+
+    /// Checks that a device has room for the volume, and blocks that are no longer than its units.
+    ///
+    /// # Errors
+    /// [`OpenError::TooSmall`] or [`OpenError::BlockTooLarge`].
+    pub fn check_device(&self, geometry: Geometry) -> Result<(), OpenError> {
+        let need_bytes = self.units() * u64::from(self.unit_bytes);
+        if geometry.bytes() < need_bytes {
+            return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
+        }
+        if geometry.block_bytes > self.unit_bytes {
+            let (block_bytes, unit_bytes) = (geometry.block_bytes, self.unit_bytes);
+            return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
+        }
+        Ok(())
+    }
+
+    /// Where the volume's device has what, in bytes.
+    pub fn device_layout(&self) -> DeviceLayout {
+        let unit = u64::from(self.unit_bytes);
+        let bytes = |start: u64, units: u64| start * unit..(start + units) * unit;
+        let area = |area| bytes(self.area_start_unit(area, 0), self.area_units);
+        DeviceLayout {
+            unit_bytes: self.unit_bytes,
+            records: bytes(self.data_start_unit, self.data_units),
+            journal: bytes(self.journal_start_unit(0), self.journal_units.into()),
+            images: [0, 1].map(area).into(),
+        }
     }
 
     /// Whether the fields are consistent, for a journal whose batches have at most so many bytes. A valid checksum does not imply

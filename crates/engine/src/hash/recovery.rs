@@ -121,15 +121,7 @@ fn empty_state(superblock: &HashSuperblock, position: JournalPosition, fit: FitP
 /// [`OpenError`], if there is no volume, it is damaged, or the device fails.
 pub(super) async fn load_volume(device: &dyn Device) -> Result<RecoveredState, OpenError> {
     let (superblock, damaged) = read_superblock::<HashSuperblock>(device).await?;
-    let geometry = device.geometry();
-    let need_bytes = superblock.layout.units() * u64::from(superblock.layout.unit_bytes);
-    if geometry.bytes() < need_bytes {
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
-    }
-    if geometry.block_bytes > superblock.layout.unit_bytes {
-        let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.layout.unit_bytes);
-        return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
-    }
+    superblock.layout.check_device(device.geometry())?;
     let mut loader = Recovery {
         reader: UnitReader::new(device, superblock.layout.unit_bytes),
         superblock,

@@ -66,15 +66,7 @@ impl Volume for Arc<HashVolume> {
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
         let superblock: HashSuperblock = newest(&check_slots(format_region).collect::<Vec<_>>())?;
-        let unit = u64::from(superblock.layout.unit_bytes);
-        let bytes = |start: u64, units: u64| start * unit..(start + units) * unit;
-        let area = |area| bytes(superblock.layout.area_start_unit(area, 0), superblock.layout.area_units);
-        Some(DeviceLayout {
-            unit_bytes: superblock.layout.unit_bytes,
-            records: bytes(superblock.layout.data_start_unit, superblock.layout.data_units),
-            journal: bytes(superblock.layout.journal_start_unit(0), superblock.layout.journal_units.into()),
-            images: [0, 1].map(area).into(),
-        })
+        Some(superblock.layout.device_layout())
     }
 
     fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> HashEngine {

@@ -36,7 +36,7 @@ pub struct ChoiceState {
     garbage: GarbageSearch,
 }
 
-/// What is to be done next.
+/// The outcome of a choice.
 #[derive(Clone, Debug)]
 pub enum CompactionChoice {
     /// This compaction.

@@ -312,7 +312,7 @@ fn record_meta(version: Version, expires_at: UnixTime) -> RecordMeta {
     }
 }
 
-/// What is kept of the entries of a key.
+/// Applies the retention rule to the entries of a key.
 fn retained(
     rule: &RetentionRule<'_>,
     key: &[u8],

@@ -103,7 +103,7 @@ impl LsmCore {
         Ok(())
     }
 
-    /// Makes the active memtable a full one and flushes all. What is written meanwhile stays in memory.
+    /// Rotates the active memtable and flushes all full memtables. Later writes go to the new active memtable.
     ///
     /// # Errors
     /// As for [`LsmCore::flush_oldest`].

@@ -1,7 +1,7 @@
 //! Lost ranges: keys of which a compaction could not read all entries
 //! ([decision 0027](../../../../docs/decisions/0027-an-ordered-engine-from-common-parts.md)).
 //!
-//! A read of a key in such a range that finds nothing newer than the range's sequence number fails: what was there may have been the key's last
+//! A read of a key in such a range fails unless it finds an entry newer than the range's sequence number: a lost entry may have been the key's last
 //! write. Ranges overlap if compactions lost parts of one range at different times. Beyond [`LOST_RANGES_MAX`] two neighbours become one: more reads
 //! fail then, and none answers wrongly.
 //!

@@ -16,7 +16,7 @@
 //! - `handle`: the contract; `reads`, `writes`, `iterators`, `ring_scan`: its operations. `seam`: the engine behind the trait of all volumes.
 //! - [`memtables`]: the memtables of a volume. [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 //! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
-//! - `maintenance`: what is done beside operations. `flush`, `compaction_run`: memtables and tables become tables (`table_output`, `value_mover`: what they write).
+//! - `maintenance`: background work. `flush`: writes a memtable to tables. `compaction_run`: merges tables. Both write by `table_output`; `value_mover` moves values.
 //!   `edits`: how that becomes durable, and checkpoints.
 //! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`copied_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
 //! - [`table`]: sorted entries on the device.

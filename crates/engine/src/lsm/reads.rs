@@ -156,15 +156,10 @@ impl LsmCore {
                 offset: value.start as u32 + requested.start,
                 bytes: requested.end - requested.start,
                 value_bytes: value.len() as u32,
-                version: self.shown_version(found.version, found.sequence, false),
+                version: found.version,
                 expires_at: found.expires_at,
             }));
         }
-    }
-
-    /// The version of a key whose newest entry this is. REQUIRES: it is not one that [`super::retention::ForgottenTombstones`] has ended.
-    fn shown_version(&self, version: Version, _sequence: u64, _is_hidden: bool) -> Version {
-        version
     }
 
     /// [`Engine::status`](crate::Engine::status).

@@ -97,15 +97,7 @@ pub async fn open_with(
 /// [`OpenError`].
 pub(super) async fn read_tree_superblock(device: &dyn Device) -> Result<(LsmSuperblock, u64), OpenError> {
     let (superblock, damaged) = read_superblock::<LsmSuperblock>(device).await?;
-    let geometry = device.geometry();
-    let need_bytes = superblock.layout.units() * u64::from(superblock.layout.unit_bytes);
-    if geometry.bytes() < need_bytes {
-        return Err(OpenError::TooSmall { have_bytes: geometry.bytes(), need_bytes });
-    }
-    if geometry.block_bytes > superblock.layout.unit_bytes {
-        let (block_bytes, unit_bytes) = (geometry.block_bytes, superblock.layout.unit_bytes);
-        return Err(OpenError::BlockTooLarge { block_bytes, unit_bytes });
-    }
+    superblock.layout.check_device(device.geometry())?;
     Ok((superblock, damaged))
 }
 

@@ -69,16 +69,7 @@ impl Volume for Arc<LsmVolume> {
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
         let superblock: LsmSuperblock = newest(&check_slots(format_region).collect::<Vec<_>>())?;
-        let layout = &superblock.layout;
-        let unit = u64::from(layout.unit_bytes);
-        let bytes = |start: u64, units: u64| start * unit..(start + units) * unit;
-        let area = |area| bytes(layout.area_start_unit(area, 0), layout.area_units);
-        Some(DeviceLayout {
-            unit_bytes: layout.unit_bytes,
-            records: bytes(layout.data_start_unit, layout.data_units),
-            journal: bytes(layout.journal_start_unit(0), layout.journal_units.into()),
-            images: [0, 1].map(area).into(),
-        })
+        Some(superblock.layout.device_layout())
     }
 
     fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> LsmEngine {
