@@ -455,3 +455,20 @@ fn an_index_of_blocks_that_cannot_be_is_refused() {
         }
     }
 }
+
+#[test]
+fn entries_of_a_block_share_as_many_bytes_as_they_can() {
+    use crate::lsm::entry::Position;
+    use crate::lsm::table::index::TableIndex;
+    // Blocks of other writers: a search that skips entries by what they share must not meet them. Each body: sequence, offset, length.
+    let block = |second: &[u8]| {
+        let first = [0, 2, b'a', b'b', 1, 0, 100];
+        let bytes = [&first[..], second, &[5, 100, 100], &[0; 4], &1_u32.to_le_bytes()].concat();
+        TableIndex::decode(bytes.into(), |_| true)
+    };
+    let shares_all = block(&[1, 1, b'c']).expect("a block");
+    assert_eq!(shares_all.find(Position { key: b"ac", sequence: 5 }).map(|body| body.offset), Some(100));
+    assert!(block(&[0, 2, b'a', b'c']).is_none(), "one byte less than it can");
+    assert!(block(&[0, 3, b'a', b'b', b'c']).is_none(), "two bytes less");
+    assert!(block(&[2, 1, b'c']).is_some() && block(&[0, 1, b'b']).is_some());
+}

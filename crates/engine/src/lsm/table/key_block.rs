@@ -4,8 +4,8 @@
 //!   entry │ entry │ … │ offset of each restart point, u32 │ number of restart points u32
 //!   entry: shared varint │ unshared varint │ unshared bytes of the key │ body
 //! ```
-//! The key of an entry is the first `shared` bytes of the key before it, and its unshared bytes. Entries at restart points share
-//! nothing, so that a search can begin there. A body has the sequence number of its entry.
+//! The key of an entry is the first `shared` bytes of the key before it, and its unshared bytes. Entries share all that they can, so that a search
+//! compares few bytes; those at restart points share nothing, so that it can begin there. A body has the sequence number of its entry.
 //!
 //! In: positions and bodies in order. Out: the same, from any place in both directions.
 //! Invariants of a [`KeyBlock`], which [`KeyBlock::decode`] checks once for all later reads: it has an entry; entries are in order and
@@ -206,11 +206,11 @@ impl<B: BlockBody> KeyBlock<B> {
             let Some(StoredKey { shared, unshared, body, end }) = self.entry_at(at, key.len()) else {
                 return false;
             };
-            if restarts < self.restarts && self.restart(restarts) == at {
-                restarts += 1;
-                if shared > 0 {
-                    return false;
-                }
+            let is_restart = restarts < self.restarts && self.restart(restarts) == at;
+            restarts += usize::from(is_restart);
+            let shares_more = key.get(shared).is_some_and(|byte| unshared.first() == Some(byte));
+            if if is_restart { shared > 0 } else { shares_more } {
+                return false;
             }
             let order = key[shared..].cmp(unshared);
             let is_behind = match before {
