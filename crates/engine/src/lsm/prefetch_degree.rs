@@ -11,6 +11,18 @@
 //! The interval includes the time for which the consumer waited, the work does not: they differ while the degree is too low, or the device is
 //! saturated. In the first case the interval falls when the degree rises, and `useful` triples; in the second it does not, and `useful` keeps the queue of the device short:
 //! its least latency is that of a read that did not queue. Three times, since values are taken in order: the slowest read of many counts.
+//!
+//! When a read takes as many times the least latency as there are rounds, the queue is full. If the device serves all its reads alike, the second and the third
+//! round gain nothing, and are lost at the end of the scan, where the next scan waits for them. If latencies vary, or values share channels at random, they keep the device
+//! busy. A trial tells: from there on the scan does with one round and a value for [`CONSUMED_FOR_QUEUED`] that were consumed, so that it reads in vain a small
+//! part of itself. If its values then come slower, it has all rounds again, and so have later scans, until the next probe.
+//!
+//! On a saturated device no read of a scan has that least latency: each queues behind D of its own, and the first ones behind those that the scan before
+//! read in vain. The least latency in sight is then D intervals, which asks for three times D. So it is taken from [`ScanHistory`], over the scans of the volume, by the
+//! length of the values. What never grows would be wrong for ever after one read that a cache of the device served, or once the device is slower. So one scan in
+//! [`PROBE_SCANS`] measures it anew: it reads nothing ahead for [`PROBE_VALUES`] values, and so empties the queue first (as BBR's
+//! ProbeRTT does: Cardwell and others, ACM Queue 14, 2016).
+//!
 //! Latency is the smoothed mean and twice its deviation (RFC 6298 has 4 for a timeout).
 //!
 //! D rises at once, and falls by one for each [`FALL_VALUES`] consumed values. A wait although D is as high as needed adds one until waits end: intervals may vary.
@@ -31,6 +43,16 @@ pub const DEGREE_MAX: u32 = 64;
 pub const COLD_START: u32 = 2;
 /// The number of consumed values after which the degree falls by one, if a lower one is enough.
 pub const FALL_VALUES: u32 = 8;
+/// The number of scans after which one measures the least latency anew: its [`PROBE_VALUES`] waits are then few, also beside scans of ten values.
+pub const PROBE_SCANS: u32 = 64;
+/// The values that such a scan reads one after another: the first behind what an earlier scan left, the others behind nothing of this iterator.
+pub const PROBE_VALUES: u64 = 3;
+/// The rounds of `useful`: three times what the device has kept in flight.
+const ROUNDS: u32 = 3;
+/// The values over which intervals with and without the queue are compared, at least.
+const TRIAL_VALUES: u64 = 32;
+/// Consumed values for each one that may queue behind the first round, so that 3 % of a scan are read in vain at most.
+const CONSUMED_FOR_QUEUED: u64 = 32;
 /// What one iterator reads ahead at most, in bytes, if that is more than one value.
 pub const ITERATOR_BYTES_MAX: u64 = 4 << 20;
 
@@ -52,6 +74,34 @@ impl SmoothedMean {
     }
 }
 
+/// The least latency of reads by the length of what they read, in classes of a factor of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LeastLatencies {
+    /// In nanoseconds; `u32::MAX` where none was measured, or none below 4.3 s.
+    by_class: [u32; LeastLatencies::CLASSES],
+}
+
+impl LeastLatencies {
+    const UNKNOWN: u32 = u32::MAX;
+    /// Of longer values than [`ITERATOR_BYTES_MAX`], one is read ahead whatever their latency.
+    const CLASSES: usize = ITERATOR_BYTES_MAX.ilog2() as usize + 1;
+    const NONE: LeastLatencies =
+        LeastLatencies { by_class: [LeastLatencies::UNKNOWN; LeastLatencies::CLASSES] };
+
+    fn class(bytes: u64) -> usize {
+        (bytes.max(1).ilog2() as usize).min(LeastLatencies::CLASSES - 1)
+    }
+
+    fn note(&mut self, bytes: u64, latency_ns: u64) {
+        let least = &mut self.by_class[LeastLatencies::class(bytes)];
+        *least = (*least).min(u32::try_from(latency_ns).unwrap_or(LeastLatencies::UNKNOWN));
+    }
+
+    fn of(&self, bytes: u64) -> u64 {
+        u64::from(self.by_class[LeastLatencies::class(bytes)])
+    }
+}
+
 /// What is known of a value that a consumer took.
 #[derive(Clone, Copy, Debug)]
 pub struct ConsumedValue {
@@ -63,6 +113,43 @@ pub struct ConsumedValue {
     pub latency: Option<Nanos>,
     /// Its length in bytes.
     pub bytes: u64,
+}
+
+/// Whether more than one round of reads gains anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QueueTrial {
+    /// So many values were consumed while the queue was full, and took this time together.
+    With { values: u64, time: u64 },
+    /// The scan has done without the queue for so many values, which took this time together.
+    Without { interval_before: u64, values: u64, time: u64 },
+    /// Without it values came slower.
+    Needed,
+}
+
+impl QueueTrial {
+    const NOT_FULL: QueueTrial = QueueTrial::With { values: 0, time: 0 };
+
+    fn note(&mut self, interval: u64, is_full: bool) {
+        match self {
+            QueueTrial::With { values, time } if is_full => {
+                *values += 1;
+                *time = time.saturating_add(interval);
+                if *values == TRIAL_VALUES {
+                    let interval_before = *time / TRIAL_VALUES;
+                    *self = QueueTrial::Without { interval_before, values: 0, time: 0 };
+                }
+            }
+            QueueTrial::Without { interval_before, values, time } => {
+                *values += 1;
+                *time = time.saturating_add(interval);
+                // An eighth: less is luck.
+                if *values >= TRIAL_VALUES && *time / *values > *interval_before + *interval_before / 8 {
+                    *self = QueueTrial::Needed;
+                }
+            }
+            QueueTrial::With { .. } | QueueTrial::Needed => {}
+        }
+    }
 }
 
 /// How the degree of an iterator is found.
@@ -87,8 +174,11 @@ pub struct PrefetchDegree {
     work: SmoothedMean,
     latency: SmoothedMean,
     deviation: SmoothedMean,
-    /// Of the whole scan: while the device is saturated, every read queues.
-    least_latency: u64,
+    /// Of this scan and those before it.
+    least: LeastLatencies,
+    queue: QueueTrial,
+    /// Whether it measures the least latency anew.
+    is_probe: bool,
     bytes: SmoothedMean,
     /// Added for waits that the means do not explain.
     slack: u32,
@@ -105,9 +195,10 @@ impl PrefetchDegree {
             PrefetchMode::Fixed(degree) => degree.min(DEGREE_MAX),
             PrefetchMode::Adaptive => history.start,
         };
+        let is_probe = mode == PrefetchMode::Adaptive && history.scans_since_probe >= PROBE_SCANS;
         PrefetchDegree {
             mode,
-            degree: start,
+            degree: if is_probe { 0 } else { start },
             start,
             earned: start,
             consumed: 0,
@@ -115,7 +206,9 @@ impl PrefetchDegree {
             work: SmoothedMean::default(),
             latency: SmoothedMean::default(),
             deviation: SmoothedMean::default(),
-            least_latency: u64::MAX,
+            least: if is_probe { LeastLatencies::NONE } else { history.least },
+            queue: if is_probe || !history.needs_queue { QueueTrial::NOT_FULL } else { QueueTrial::Needed },
+            is_probe,
             bytes: SmoothedMean::default(),
             slack: 0,
             unneeded: 0,
@@ -143,6 +236,9 @@ impl PrefetchDegree {
         if self.consumed > 1 {
             self.earned = (self.earned.max(1) * 2).min(DEGREE_MAX);
         }
+        if self.is_probe && self.consumed < PROBE_VALUES {
+            return self.degree;
+        }
         let is_waiting = value.waited > Nanos(0);
         let Some((needed, useful)) = self.needed_and_useful() else { return self.degree };
         if is_waiting && self.degree >= needed + self.slack {
@@ -162,12 +258,16 @@ impl PrefetchDegree {
         } else {
             self.unneeded = 0;
         }
-        // Memory is not given up slowly.
+        // Memory is not given up slowly, nor is a queue.
         self.degree = self.degree.min(self.values_max());
+        if let QueueTrial::Without { .. } = self.queue {
+            self.degree = self.degree.min(useful);
+        }
         self.degree
     }
 
     fn measure(&mut self, value: &ConsumedValue) {
+        self.bytes.add(value.bytes);
         if let Some(Nanos(interval)) = value.interval {
             self.interval.add(interval);
             self.work.add(interval.saturating_sub(value.waited.0));
@@ -176,9 +276,15 @@ impl PrefetchDegree {
             let mean = self.latency.get().unwrap_or(latency);
             self.deviation.add(latency.abs_diff(mean));
             self.latency.add(latency);
-            self.least_latency = self.least_latency.min(latency);
+            self.least.note(self.mean_bytes(), latency);
         }
-        self.bytes.add(value.bytes);
+        if let (Some(Nanos(interval)), Some(latency)) = (value.interval, self.latency.get()) {
+            self.queue.note(interval, latency / u64::from(ROUNDS) >= self.least.of(self.mean_bytes()));
+        }
+    }
+
+    fn mean_bytes(&self) -> u64 {
+        self.bytes.get().unwrap_or(0).max(1)
     }
 
     /// How many values hide the latency, and how many the device can be expected to read at once. `None` before the second value, and
@@ -188,14 +294,21 @@ impl PrefetchDegree {
         let in_time =
             |latency: u64, time: u64| latency.div_ceil(time.max(1)).min(u64::from(DEGREE_MAX)) as u32 + 1;
         let needed = in_time(latency, self.work.get()?).min(DEGREE_MAX);
-        let useful = 3 * in_time(self.least_latency, self.interval.get()?);
+        let least_latency = self.least.of(self.mean_bytes());
+        let round = in_time(least_latency, self.interval.get()?);
+        let behind_round = match self.queue {
+            QueueTrial::Without { .. } => {
+                u32::try_from(self.consumed / CONSUMED_FOR_QUEUED).unwrap_or(u32::MAX)
+            }
+            QueueTrial::With { .. } | QueueTrial::Needed => u32::MAX,
+        };
+        let useful = round + behind_round.min((ROUNDS - 1) * round);
         Some((needed, useful.min(DEGREE_MAX)))
     }
 
     /// The values in [`ITERATOR_BYTES_MAX`], at least one.
     fn values_max(&self) -> u32 {
-        let bytes = self.bytes.get().unwrap_or(0).max(1);
-        (ITERATOR_BYTES_MAX / bytes).clamp(1, u64::from(DEGREE_MAX)) as u32
+        (ITERATOR_BYTES_MAX / self.mean_bytes()).clamp(1, u64::from(DEGREE_MAX)) as u32
     }
 }
 
@@ -203,11 +316,19 @@ impl PrefetchDegree {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanHistory {
     start: u32,
+    least: LeastLatencies,
+    needs_queue: bool,
+    scans_since_probe: u32,
 }
 
 impl Default for ScanHistory {
     fn default() -> ScanHistory {
-        ScanHistory { start: COLD_START }
+        ScanHistory {
+            start: COLD_START,
+            least: LeastLatencies::NONE,
+            needs_queue: false,
+            scans_since_probe: 0,
+        }
     }
 }
 
@@ -224,6 +345,7 @@ impl ScanHistory {
         if scan.mode != PrefetchMode::Adaptive || scan.consumed == 0 {
             return;
         }
+        self.note_latencies(scan);
         let behind_first = u32::try_from(scan.consumed - 1).unwrap_or(u32::MAX);
         self.start = if behind_first < scan.start {
             behind_first.max(scan.start / 4)
@@ -232,6 +354,20 @@ impl ScanHistory {
             // Before two values are consumed, nothing is wanted.
             if scan.consumed > 1 { doubled.min(scan.wanted) } else { self.start }
         };
+    }
+
+    fn note_latencies(&mut self, scan: &PrefetchDegree) {
+        self.scans_since_probe = if scan.is_probe { 0 } else { self.scans_since_probe.saturating_add(1) };
+        self.needs_queue = scan.queue == QueueTrial::Needed || (self.needs_queue && !scan.is_probe);
+        // A probe that ended before it was one has measured what lay in the queue.
+        let replaces = scan.is_probe && scan.consumed >= PROBE_VALUES;
+        for (known, measured) in self.least.by_class.iter_mut().zip(scan.least.by_class) {
+            if replaces && measured != LeastLatencies::UNKNOWN {
+                *known = measured;
+            } else {
+                *known = measured.min(*known);
+            }
+        }
     }
 }
 

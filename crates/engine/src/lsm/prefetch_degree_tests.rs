@@ -33,8 +33,19 @@ struct Scan {
     degree: PrefetchDegree,
 }
 
-/// A scan, from time 0 on.
+/// A scan on an idle device, from time 0 on.
 fn scan(cell: &Cell, mode: PrefetchMode, history: &ScanHistory) -> Scan {
+    scan_on(&mut vec![0; cell.parallelism], 0, cell, mode, history)
+}
+
+/// A scan from `now` on, on a device whose channels are busy until these times.
+fn scan_on(
+    channels: &mut [u64],
+    mut now: u64,
+    cell: &Cell,
+    mode: PrefetchMode,
+    history: &ScanHistory,
+) -> Scan {
     // The same for every degree: reads begin in the order of the values.
     let vary = |random: &mut Prng, mean: u64| match cell.varies {
         true => mean / 2 + random.below(mean + 1),
@@ -43,10 +54,9 @@ fn scan(cell: &Cell, mode: PrefetchMode, history: &ScanHistory) -> Scan {
     let (random_reads, random_work) = (&mut Prng::new(1), &mut Prng::new(2));
     let mut read_ns = || vary(random_reads, LATENCY) + cell.value_bytes / CHANNEL_SPEED;
     let mut degree = PrefetchDegree::new(mode, history);
-    // When each channel is free, and when each value was asked for and came.
-    let mut channels = vec![0u64; cell.parallelism];
+    // When each value was asked for and came.
     let mut reads: Vec<(u64, u64)> = Vec::new();
-    let (mut now, mut last_taken) = (0, None);
+    let mut last_taken = None;
     for value in 0..cell.values {
         // What the consumer wants, and what was to be read ahead when it took the preceding value.
         while reads.len() <= value + degree.degree() as usize {
@@ -109,6 +119,66 @@ fn after_some_scans_every_cell_is_within_5_percent_of_the_best_fixed_degree() {
     let (permille, cell) = worst(cells(false), 8);
     println!("the worst cell: {permille} ‰ in {cell:?}");
     assert!(permille <= 1050, "{permille} ‰ in {cell:?}");
+}
+
+/// The time of scans one after another, each of which waits for what the one before left on the device, and their history.
+fn scans_in_a_row(cell: &Cell, mode: PrefetchMode, scans: usize) -> (u64, ScanHistory) {
+    let (mut channels, mut history, mut now) = (vec![0; cell.parallelism], ScanHistory::default(), 0);
+    for _ in 0..scans {
+        let scan = scan_on(&mut channels, now, cell, mode, &history);
+        history.end_scan(&scan.degree);
+        now = scan.end;
+    }
+    (now, history)
+}
+
+#[test]
+fn scans_in_a_row_on_a_saturated_device_are_within_5_percent_of_the_best_fixed_degree() {
+    for parallelism in [1, 2, 3, 4, 8, 16] {
+        for values in [128, 256, 512] {
+            let cell = Cell { parallelism, work_us: 20, value_bytes: 128 << 10, values, varies: false };
+            // Some of the scans are probes.
+            let time = |mode| scans_in_a_row(&cell, mode, 200).0;
+            let best =
+                (0..=DEGREE_MAX).map(|degree| time(PrefetchMode::Fixed(degree))).min().expect("a degree");
+            let permille = time(PrefetchMode::Adaptive) * 1000 / best;
+            assert!(permille <= 1050, "{permille} ‰ in {cell:?}");
+        }
+    }
+}
+
+/// Scans whose values each take `latency_us`, as if nothing queued. Gives the history behind them.
+fn scans_of_latency(mut history: ScanHistory, scans: u32, latency_us: u64) -> ScanHistory {
+    for _ in 0..scans {
+        let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, &history);
+        (0..40).for_each(|_| _ = scan.consume(&value(10, 20, latency_us, 128)));
+        history.end_scan(&scan);
+    }
+    history
+}
+
+#[test]
+fn one_scan_in_64_reads_one_value_after_another_and_measures_the_least_latency_anew() {
+    let degree_after = |history: &ScanHistory| {
+        let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, history);
+        (0..100).map(|_| scan.consume(&value(10, 20, 400, 128))).last()
+    };
+    // One read that a cache of the device served.
+    let history = scans_of_latency(scans_of_latency(ScanHistory::default(), 1, 1), 62, 400);
+    // Two of 1 us, and one for 32 consumed values, since it does not gain by more.
+    assert_eq!(degree_after(&history), Some(5));
+    let history = scans_of_latency(history, 1, 400);
+    let mut probe = PrefetchDegree::new(PrefetchMode::Adaptive, &history);
+    let degrees: Vec<u32> = (0..5).map(|_| probe.consume(&value(400, 420, 400, 128))).collect();
+    assert!(degrees[..2] == [0, 0] && degrees[2] > 0, "{degrees:?}");
+    // One that ends before it has measured changes nothing, and is not repeated at once.
+    let mut short = history;
+    let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, &short);
+    scan.consume(&value(400, 420, 400, 128));
+    short.end_scan(&scan);
+    assert_eq!(degree_after(&short), Some(5));
+    let history = scans_of_latency(history, 1, 400);
+    assert_eq!(degree_after(&history), Some(DEGREE_MAX - 1), "three times the 21 of 400 us");
 }
 
 #[test]
