@@ -27,6 +27,7 @@ mod lsm_corrupt_images;
 mod lsm_damage;
 mod lsm_extremes;
 mod lsm_faults;
+mod lsm_fixtures;
 mod lsm_iterators;
 mod lsm_power_loss;
 mod lsm_version_memory;
