@@ -33,21 +33,31 @@ fn suite() -> VolumeSuite<Arc<LsmVolume>> {
     suite_of(Durability::PowerSafe)
 }
 
+/// Half of 5,000 operations: the other half runs beside it, on two cores.
 #[test]
 fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
-    let (disks, trace) = suite().run_traced(7, 700);
-    assert!(disks[0].events() > 2_000, "{} events", disks[0].events());
+    let (disks, trace) = suite().run_traced(7, 2_500);
+    assert!(disks[0].events() > 7_000, "{} events", disks[0].events());
     suite().lose_power_at_events(&disks, &trace, 1);
 }
 
-/// `OCTOKV_POWER_LOSS_OPERATIONS` makes it longer: `make power-loss`.
+#[test]
+fn acknowledged_writes_of_two_cores_survive_power_loss_at_every_write_and_flush() {
+    let mut suite = suite();
+    suite.cores = 2;
+    let (disks, trace) = suite.run_traced(9, 2_500);
+    assert!(disks[0].events() > 7_000, "{} events", disks[0].events());
+    suite.lose_power_at_events(&disks, &trace, 1);
+}
+
+/// `make power-loss` makes it 100,000 operations by `OCTOKV_POWER_LOSS_OPERATIONS`.
 #[test]
 fn acknowledged_writes_survive_power_loss_at_sampled_events_of_a_long_run() {
     let operations = std::env::var("OCTOKV_POWER_LOSS_OPERATIONS");
     let operations: u64 = operations.map_or(5_000, |number| number.parse().expect("a number"));
     let mut suite = suite();
     suite.cores = 2;
-    let (disks, trace) = suite.run_traced(9, operations);
+    let (disks, trace) = suite.run_traced(10, operations);
     // About as many openings, however long the run is.
     suite.lose_power_at_events(&disks, &trace, (disks[0].events() / 700).max(1) | 1);
 }
