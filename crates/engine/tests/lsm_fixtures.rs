@@ -147,7 +147,7 @@ impl OpenVolume {
     /// The levels with tables, and the number of segments.
     fn shape(&self) -> (Vec<usize>, usize) {
         let version = self.engine.volume().version();
-        let mut levels: Vec<usize> = (1..7).filter(|&level| version.level(level).len() > 0).collect();
+        let mut levels: Vec<usize> = (1..7).filter(|&level| !version.level(level).is_empty()).collect();
         levels.extend((!version.level0().is_empty()).then_some(0));
         levels.sort_unstable();
         (levels, version.segments().len())

@@ -209,7 +209,7 @@ impl<B: BlockBody> KeyBlock<B> {
             let is_restart = restarts < self.restarts && self.restart(restarts) == at;
             restarts += usize::from(is_restart);
             let shares_more = key.get(shared).is_some_and(|byte| unshared.first() == Some(byte));
-            if if is_restart { shared > 0 } else { shares_more } {
+            if (is_restart && shared > 0) || (!is_restart && shares_more) {
                 return false;
             }
             let order = key[shared..].cmp(unshared);
