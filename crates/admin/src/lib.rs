@@ -7,6 +7,7 @@
 //! # Layout
 //! - [`api_types`]: the JSON documents of client and server.
 //! - [`scheduling_api`]: the JSON documents of scheduling.
+//! - [`tree_report`]: the JSON document of an ordered engine's tree.
 //! - [`state_file`]: the settings that survive a restart, in one file.
 //! - [`service`]: applies changes to the node and to the state file.
 //! - [`http_server`]: HTTP on a Unix socket, on its own thread.
@@ -24,6 +25,7 @@ pub mod http_server;
 pub mod scheduling_api;
 pub mod service;
 pub mod state_file;
+pub mod tree_report;
 
 pub use http_server::AdminServer;
 pub use service::{AdminError, AdminService};

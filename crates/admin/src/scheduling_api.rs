@@ -7,6 +7,7 @@
 //! ```
 //! Conversions between these documents and `octokv_sched`, which validates the values.
 
+use crate::tree_report::TreeReport;
 use octokv_base::Nanos;
 use octokv_engine::CompactionStatistics;
 use octokv_node::NamespaceStatus;
@@ -327,6 +328,9 @@ pub struct SchedulingReport {
     /// Values in pieces and their compaction, by namespace that has or had any; an earlier node reports none.
     #[serde(default)]
     pub compacted: Vec<CompactionReport>,
+    /// Trees of ordered engines, by namespace that has one; an earlier node reports none.
+    #[serde(default)]
+    pub trees: Vec<TreeReport>,
 }
 
 /// The values in pieces of a namespace, and what compaction did; its counts are since the namespace was opened.
@@ -397,16 +401,18 @@ impl PreparedReport {
 }
 
 impl CompactionReport {
-    /// That of a namespace, if it has values in pieces or compaction did something.
+    /// That of a namespace, if it has values in pieces or compaction did something. A tree has a [`TreeReport`] instead.
     pub fn of(namespace: &NamespaceStatus) -> Option<CompactionReport> {
         let compaction = namespace.compaction;
-        (compaction != CompactionStatistics::default()).then_some(CompactionReport {
-            nsid: namespace.config.id.0,
-            values_in_pieces: compaction.values_in_pieces,
-            joined_values: compaction.joined_values,
-            moved_records: compaction.moved_records,
-            moved_bytes: compaction.moved_bytes,
-        })
+        (compaction != CompactionStatistics::default() && namespace.tree.is_none()).then_some(
+            CompactionReport {
+                nsid: namespace.config.id.0,
+                values_in_pieces: compaction.values_in_pieces,
+                joined_values: compaction.joined_values,
+                moved_records: compaction.moved_records,
+                moved_bytes: compaction.moved_bytes,
+            },
+        )
     }
 }
 
@@ -481,6 +487,7 @@ impl SchedulingReport {
             caches: Vec::new(),
             prepared: Vec::new(),
             compacted: Vec::new(),
+            trees: Vec::new(),
         }
     }
 }

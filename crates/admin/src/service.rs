@@ -12,6 +12,7 @@ use crate::scheduling_api::{
     CacheReport, CompactionReport, PreparedReport, SchedConfigPatch, SchedulingReport,
 };
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
+use crate::tree_report::TreeReport;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::{EngineKind, FormatConfig};
 use octokv_node::{
@@ -464,6 +465,7 @@ impl AdminService {
             caches: namespaces.iter().filter_map(CacheReport::of).collect(),
             prepared: namespaces.iter().filter_map(PreparedReport::of).collect(),
             compacted: namespaces.iter().filter_map(CompactionReport::of).collect(),
+            trees: namespaces.iter().filter_map(TreeReport::of).collect(),
             ..SchedulingReport::from_interval(&interval)
         })
     }

@@ -3,7 +3,7 @@
 //! # Layout
 //! - this file: the [`Engine`] trait: the contract of every engine.
 //! - [`direct`]: operations that end at once, for the shortest path of a request.
-//! - [`operation`]: what operations take and give. [`error`]: why they fail. [`partition`]: the parts of a volume.
+//! - [`operation`]: what operations take and give. [`tree_statistics`]: the statistics of a tree. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
 //! - [`snapshot_iterator`]: what the operations on iterators take and give. [`iterator_clauses`]: their clauses of the contract.
 //! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
@@ -39,6 +39,7 @@ pub mod operation;
 pub mod partition;
 pub mod snapshot_iterator;
 mod sync;
+pub mod tree_statistics;
 pub mod verify_report;
 pub mod volume;
 pub mod volume_suite;
@@ -55,6 +56,7 @@ pub use operation::{
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
 pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};
+pub use tree_statistics::{LevelStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics};
 pub use verify_report::{
     Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
     VerifyReport,

@@ -1,6 +1,7 @@
 //! What operations take and give: values, conditions, versions, expiry, and their outcomes.
 
 use crate::cached::CacheStatistics;
+use crate::tree_statistics::TreeStatistics;
 use octokv_base::{Buffer, DataBuffer, RingPosition, UnixTime, Version};
 use std::ops::Range;
 
@@ -207,6 +208,8 @@ pub struct EngineStatistics {
     pub compaction: CompactionStatistics,
     /// The cache of values; all 0 without one.
     pub cache: CacheStatistics,
+    /// The tree of the ordered engine; `None` of an engine without one.
+    pub tree: Option<TreeStatistics>,
 }
 
 /// Values in pieces, and what compaction did.
@@ -223,7 +226,7 @@ pub struct CompactionStatistics {
 }
 
 impl EngineStatistics {
-    /// Adds those of another volume, without its cache.
+    /// Adds those of another volume, without its cache and its tree: these are of one volume.
     pub fn add(&mut self, other: &EngineStatistics) {
         self.keys += other.keys;
         self.capacity_bytes += other.capacity_bytes;

@@ -30,6 +30,7 @@ mod lsm_faults;
 mod lsm_fixtures;
 mod lsm_iterators;
 mod lsm_power_loss;
+mod lsm_statistics;
 mod lsm_version_memory;
 mod memory_contract;
 mod striped_power_loss;

@@ -16,8 +16,8 @@ use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, Ram
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
-    AnyVolume, Durability, Engine, FormatVersions, OpenConfig, OpenError, VerifyFailure, VerifyObserver,
-    VerifyReport, Volume, VolumeInfo, WallClock,
+    AnyVolume, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError, VerifyFailure,
+    VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -221,6 +221,14 @@ impl OpenNamespace {
     pub fn value_bytes_max(&self) -> Option<usize> {
         match &self.volume {
             NamespaceVolume::Kv(volume) => Some(volume.info().value_bytes_max),
+            NamespaceVolume::Block(_) => None,
+        }
+    }
+
+    /// Statistics of its engine; `None` for a block namespace.
+    pub fn statistics(&self) -> Option<EngineStatistics> {
+        match &self.volume {
+            NamespaceVolume::Kv(volume) => Some(volume.statistics()),
             NamespaceVolume::Block(_) => None,
         }
     }

@@ -23,7 +23,7 @@ use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
-use octokv_engine::{CacheStatistics, CompactionStatistics, EngineStatistics, Volume};
+use octokv_engine::{CacheStatistics, CompactionStatistics, EngineStatistics, TreeStatistics, Volume};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
@@ -64,6 +64,8 @@ pub struct NamespaceStatus {
     pub compaction: CompactionStatistics,
     /// Its cache of values; `None` if it has none.
     pub cache: Option<CacheStatistics>,
+    /// The tree of an ordered engine; `None` if it has none.
+    pub tree: Option<TreeStatistics>,
 }
 
 /// A running node. Dropping it stops its threads; [`RunningNode::stop`] also shuts the volumes down cleanly.
@@ -246,11 +248,8 @@ impl RunningNode {
     /// Engine statistics summed over all Key Value namespaces.
     pub fn statistics(&self) -> EngineStatistics {
         let mut sum = EngineStatistics::default();
-        for namespace in lock(&self.namespaces).values() {
-            if let NamespaceVolume::Kv(volume) = &namespace.volume {
-                sum.add(&volume.statistics());
-            }
-        }
+        let namespaces = lock(&self.namespaces);
+        namespaces.values().filter_map(OpenNamespace::statistics).for_each(|one| sum.add(&one));
         sum
     }
 
@@ -276,10 +275,7 @@ impl RunningNode {
 
     fn status_of(&self, namespace: &OpenNamespace) -> NamespaceStatus {
         let info = namespace.info(self.target.config().key_bytes_max);
-        let statistics = match &namespace.volume {
-            NamespaceVolume::Kv(volume) => Some(volume.statistics()),
-            NamespaceVolume::Block(_) => None,
-        };
+        let statistics = namespace.statistics();
         NamespaceStatus {
             config: namespace.config.clone(),
             device: namespace.name(),
@@ -289,6 +285,7 @@ impl RunningNode {
             prepared_bytes: statistics.map_or(0, |one| one.prepared_bytes),
             compaction: statistics.unwrap_or_default().compaction,
             cache: statistics.map(|one| one.cache).filter(|cache| cache.capacity_bytes > 0),
+            tree: statistics.and_then(|one| one.tree),
         }
     }
 

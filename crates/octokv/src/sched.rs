@@ -9,6 +9,7 @@ use octokv_admin::http_client::{self, AdminClientError};
 use octokv_admin::scheduling_api::{
     SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, SchedulingReport, TenantQosPatch,
 };
+use octokv_admin::tree_report::{SnapshotReport, TreeReport};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -275,6 +276,39 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
     if !interval.caches.is_empty() || !interval.prepared.is_empty() || !interval.compacted.is_empty() {
         writeln!(out)?;
     }
+    for tree in &interval.trees {
+        print_tree(&mut out, tree)?;
+    }
     writeln!(out, "\nmeasured by core {} in {:.0} us", interval.measured_by, interval.took_us)?;
+    Ok(())
+}
+
+fn print_tree(out: &mut impl Write, tree: &TreeReport) -> CliResult {
+    writeln!(out, "\ntree of namespace {}: level  tables       bytes", tree.nsid)?;
+    let lowest = tree.levels.iter().rposition(|level| level.tables > 0).unwrap_or(0);
+    for (number, level) in tree.levels.iter().enumerate().take(lowest + 1) {
+        writeln!(out, "{number:>28} {:>7} {:>11}", level.tables, Size(level.bytes).to_string())?;
+    }
+    let TreeReport { memtables, flushes, compactions, moved_values, segments, iterators, .. } = tree;
+    let [memtable_bytes, flushed, written, moved, pending] =
+        [tree.memtable_bytes, tree.flushed_bytes, tree.compacted_bytes, tree.moved_bytes, tree.pending_bytes]
+            .map(Size);
+    writeln!(out, "  {memtables} memtables: {memtable_bytes}; {flushes} flushes: {flushed} written")?;
+    write!(out, "  {compactions} compactions: {written} of tables written, ")?;
+    writeln!(out, "{moved_values} values moved: {moved}; {pending} pending")?;
+    write!(out, "  writes: {} delayed, {:.0} ms in all; ", tree.delayed_writes, tree.delayed_ms)?;
+    writeln!(out, "{} waited, {:.0} ms in all", tree.waited_writes, tree.waited_ms)?;
+    let [segment_bytes, live, pinned] =
+        [tree.segment_bytes, tree.segment_live_bytes, tree.pinned_bytes].map(Size);
+    writeln!(out, "  {segments} value segments: {segment_bytes}, {live} of it live")?;
+    write!(
+        out,
+        "  {iterators} iterators, {} expired; {pinned} held by older versions",
+        tree.expired_iterators
+    )?;
+    if let Some(SnapshotReport { sequence, age_s }) = tree.oldest_snapshot {
+        write!(out, "; oldest snapshot: {age_s:.0} s, change {sequence} of {}", tree.last_sequence)?;
+    }
+    writeln!(out)?;
     Ok(())
 }

@@ -122,7 +122,6 @@ impl LsmCore {
             return Err(error);
         }
         let RunOutput { tables, values, lost, .. } = output;
-        let written_bytes = tables.data_bytes;
         let settled = settled_by(compaction, oldest_snapshot, volume.forget_below());
         let tables = match tables.finish(settled).await {
             Ok(tables) => tables,
@@ -131,6 +130,7 @@ impl LsmCore {
                 return Err(error);
             }
         };
+        let written_bytes = tables.iter().map(|table| table.bytes()).sum();
         let segments = values.finish().await?;
         let edit = VersionEdit {
             added_segments: segments.iter().map(|(meta, _)| meta.clone()).collect(),

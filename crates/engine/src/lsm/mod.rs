@@ -12,7 +12,7 @@
 //!
 //! # Layout
 //! - [`superblock`]: the layout of a volume and its last checkpoint. [`format`](mod@format): creating a volume. [`journal`]: changes in the journal.
-//! - `recovery`: opening. `verify`: verification. [`settings`]: sizes. `volume`: the state that all cores share; `core`: a core's part.
+//! - `recovery`: opening. `verify`: verification. [`settings`]: sizes. `volume`: the state that all cores share, `volume_statistics`: what operators see of it; `core`: a core's part.
 //! - `handle`: the contract; `reads`, `writes`, `iterators`, `ring_scan`: its operations. `seam`: the engine behind the trait of all volumes.
 //! - [`memtables`]: the memtables of a volume. [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 //! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
@@ -82,6 +82,7 @@ pub mod version_edit;
 pub mod version_image;
 pub mod version_set;
 mod volume;
+mod volume_statistics;
 mod writes;
 
 pub use handle::LsmEngine;

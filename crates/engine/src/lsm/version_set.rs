@@ -42,6 +42,11 @@ impl SegmentUsage {
         self.live_bytes.get(&segment).map_or(0, |&bytes| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
+    /// The bytes to which tables refer in all segments.
+    pub fn sum_bytes(&self) -> u64 {
+        self.live_bytes.values().sum::<u128>().try_into().unwrap_or(u64::MAX)
+    }
+
     /// The segments of a version to which neither a table refers nor a change that is not in a table yet: an edit may remove them.
     pub fn unused<'a>(&self, version: &'a TreeVersion) -> impl Iterator<Item = &'a Arc<SegmentState>> {
         let is_unused = |segment: &&Arc<SegmentState>| {
