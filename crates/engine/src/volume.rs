@@ -130,10 +130,18 @@ pub struct OpenConfig {
     /// whose first writes cost no more than later ones ([`Device::next_unwritten`]).
     pub prepare_bytes: u64,
     /// What compaction may read and write, in bytes per second; 0 for no compaction. No effect on volatile volumes and on those
-    /// of the hash engine's format 1, which have no values in pieces.
+    /// of the hash engine's format 1, which have no values in pieces. Of the ordered engine what compactions write, and `u64::MAX`
+    /// for as fast as they need; flushes, and compactions that a write or a call waits for, are not limited.
     pub compact_bytes_per_second: u64,
+    /// The time after which an iterator that is not used ends; more than 0. An engine without iterators ignores it.
+    pub iterator_idle: Nanos,
     /// The clock of expiry.
     pub clock: WallClock,
+}
+
+impl OpenConfig {
+    /// The usual [`OpenConfig::iterator_idle`].
+    pub const ITERATOR_IDLE: Nanos = Nanos::from_secs(600);
 }
 
 /// What a volume is, from its format on.

@@ -29,6 +29,7 @@ mod lsm_extremes;
 mod lsm_faults;
 mod lsm_fixtures;
 mod lsm_iterators;
+mod lsm_pace;
 mod lsm_power_loss;
 mod lsm_statistics;
 mod lsm_version_memory;

@@ -2,8 +2,7 @@
 
 use octokv_base::{NamespaceId, Nanos};
 use octokv_device::ssd_model::DriveProfile;
-use octokv_engine::Durability;
-use octokv_engine::FormatConfig;
+use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig};
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl, SubsystemConfig};
 use octokv_runtime::{DeviceDriver, Polling};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,6 +15,8 @@ pub const DEFAULT_PORT: u16 = 4420;
 
 /// Most requests in execution per core.
 pub const REQUESTS_MAX: usize = 1 << 24;
+/// Shortest time after which an unused iterator ends.
+pub const ITERATOR_IDLE_MIN: Nanos = Nanos::from_secs(1);
 /// Highest namespace identifier.
 pub const NAMESPACE_ID_MAX: u32 = 1024;
 /// Highest ANA group identifier.
@@ -25,9 +26,18 @@ pub const CACHE_BYTES_MIN: u64 = 1 << 20;
 /// The most never-written space of a namespace that is written ahead of its use, in bytes, and the default for keys.
 pub const PREPARE_BYTES_MAX: u64 = 1 << 30;
 
-/// What compaction reads and writes by default, in bytes per second: a value of a MiB eight times a second, and one percent of what
-/// an NVMe drive transfers.
-pub const COMPACT_BYTES_PER_SECOND: u64 = 16 << 20;
+/// What compaction of the hash engine reads and writes by default, in bytes per second: a value of a MiB eight times a second, and one
+/// percent of what an NVMe drive transfers.
+const HASH_COMPACT_BYTES_PER_SECOND: u64 = 16 << 20;
+
+/// What compaction of an engine may read and write by default, in bytes per second. The ordered engine sets its own pace, which has no bound: its reads and writes
+/// depend on compactions that keep up.
+pub fn default_compact_bytes_per_second(engine: EngineKind) -> u64 {
+    match engine {
+        EngineKind::Hash => HASH_COMPACT_BYTES_PER_SECOND,
+        EngineKind::Lsm => u64::MAX,
+    }
+}
 
 /// The storage under a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,8 +123,12 @@ pub struct NodeConfig {
     pub cache_bytes: u64,
     /// Never-written space of that device that is written ahead of its use: see [`NamespaceConfig::prepare_bytes`].
     pub prepare_bytes: u64,
-    /// What the compaction of a Key Value namespace's free space reads and writes, in bytes per second; 0 for no compaction.
-    pub compact_bytes_per_second: u64,
+    /// What the compaction of a Key Value namespace may read and write, in bytes per second: see
+    /// [`OpenConfig::compact_bytes_per_second`]; 0 for no compaction. `None` selects that of the engine:
+    /// [`default_compact_bytes_per_second`].
+    pub compact_bytes_per_second: Option<u64>,
+    /// The time after which an iterator that its host does not use ends; at least [`ITERATOR_IDLE_MIN`].
+    pub iterator_idle: Nanos,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
@@ -141,7 +155,7 @@ pub struct NodeConfig {
     pub connections_max: usize,
     /// Most requests in execution, per core.
     pub requests_max: usize,
-    /// Protocol limits. The node overwrites its NQN and its connection limit with the fields above.
+    /// Protocol limits. The node overwrites its NQN, its connection limit and the idle time of iterators with the fields above.
     pub subsystem: SubsystemConfig,
     /// Access control: the hosts that may connect.
     pub host_acl: HostAcl,
@@ -166,7 +180,8 @@ impl Default for NodeConfig {
             drive_profile: None,
             cache_bytes: 0,
             prepare_bytes: PREPARE_BYTES_MAX,
-            compact_bytes_per_second: COMPACT_BYTES_PER_SECOND,
+            compact_bytes_per_second: None,
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),

@@ -53,8 +53,9 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, COMPACT_BYTES_PER_SECOND, CommandSetConfig, DeviceConfig,
-    ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ExistingDataPolicy, ITERATOR_IDLE_MIN,
+    NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    default_compact_bytes_per_second,
 };
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange, OnCompacted};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};

@@ -7,10 +7,13 @@
 //! file stays locked until its last handle is dropped.
 
 use crate::block_backend::BlockVolume;
-use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
+use crate::config::{
+    CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig,
+    default_compact_bytes_per_second,
+};
 use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, Nanos};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
@@ -151,8 +154,9 @@ pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
     pub durability: Durability,
-    /// Of the compaction of each Key Value namespace; 0 for none.
-    pub compact_bytes_per_second: u64,
+    /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
+    pub compact_bytes_per_second: Option<u64>,
+    pub iterator_idle: Nanos,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
@@ -166,6 +170,7 @@ impl NamespaceOpenOptions {
             device_depth: config.device_depth,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
+            iterator_idle: config.iterator_idle,
             cores: config.cores.len(),
             seed: config.seed,
         }
@@ -327,7 +332,10 @@ fn open_volume(
         cores: options.cores,
         cache_bytes: config.cache_bytes,
         prepare_bytes: config.prepare_bytes,
-        compact_bytes_per_second: options.compact_bytes_per_second,
+        compact_bytes_per_second: options
+            .compact_bytes_per_second
+            .unwrap_or_else(|| default_compact_bytes_per_second(format.engine)),
+        iterator_idle: options.iterator_idle,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
@@ -441,7 +449,8 @@ mod tests {
             driver: DeviceDriver::Threads,
             device_depth: 1,
             durability: Durability::PowerSafe,
-            compact_bytes_per_second: 0,
+            compact_bytes_per_second: Some(0),
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             cores: 1,
             seed: Some(1),
         };

@@ -3,12 +3,13 @@
 //! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
 use crate::config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, NAMESPACE_ID_MAX, NamespaceConfig,
-    NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ITERATOR_IDLE_MIN, NAMESPACE_ID_MAX,
+    NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
 use octokv_base::NamespaceId;
+use octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT;
 use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
@@ -55,6 +56,9 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
         return invalid("size", "must be at least one block");
     }
+    if config.iterator_idle < ITERATOR_IDLE_MIN {
+        return invalid("iterator_idle", "must be at least one second");
+    }
     Ok(())
 }
 
@@ -74,6 +78,11 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
         && !matches!(block_bytes, 512 | 4096)
     {
         return invalid("block_size", "must be 512 or 4096");
+    }
+    if let CommandSetConfig::KeyValue { format } = config.command_set
+        && format.inline_bytes_max > INLINE_BYTES_LIMIT
+    {
+        return invalid("inline_bytes_max", &format!("must be at most {INLINE_BYTES_LIMIT}"));
     }
     if config.cache_bytes > 0 {
         validate_cache(config)?;

@@ -6,7 +6,7 @@ use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::sched;
-use crate::size::{Size, SizeDistributionArg, UnitSetting};
+use crate::size::{RateSetting, Size, SizeDistributionArg, UnitSetting};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_bench::baselines::BaselineKind;
@@ -166,9 +166,15 @@ pub struct ServeArgs {
     /// Never-written space of the file of namespace 1 that is written ahead of its use; 0 for none.
     #[arg(long, value_name = "SIZE")]
     pub prepare_bytes: Option<Size>,
-    /// What the compaction of a namespace's free space reads and writes per second; 0 for no compaction.
+    /// What the compaction of a namespace may read and write per second, or `auto`; 0 for no compaction.
     #[arg(long, value_name = "SIZE")]
-    pub compact_bytes_per_second: Option<Size>,
+    pub compact_bytes_per_second: Option<RateSetting>,
+    /// Time after which an iterator that its host does not use ends, in seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub iterator_idle_s: Option<u64>,
+    /// Format, engine lsm: values of fewer bytes lie beside their keys.
+    #[arg(long, value_name = "SIZE")]
+    pub inline_bytes_max: Option<Size>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
     /// file.
     #[arg(long, value_name = "BYTES")]

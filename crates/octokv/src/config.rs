@@ -9,7 +9,7 @@ use crate::config_error::{self, InvalidSetting, check_range};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::namespace_config;
-use crate::size::{Size, UnitSetting};
+use crate::size::{RateSetting, Size, UnitSetting};
 use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
@@ -36,11 +36,13 @@ pub struct ConfigFile {
     pub engine: EngineArg,
     pub cache_bytes: Size,
     pub prepare_bytes: Size,
-    pub compact_bytes_per_second: Size,
+    pub compact_bytes_per_second: RateSetting,
+    pub iterator_idle_s: u64,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
     pub value_bytes_max: Size,
+    pub inline_bytes_max: Size,
     pub key_bytes_max: u16,
     pub durability: DurabilityChoice,
     pub driver: DriverChoice,
@@ -85,10 +87,12 @@ pub const CONFIG_KEYS: &[&str] = &[
     "cache_bytes",
     "prepare_bytes",
     "compact_bytes_per_second",
+    "iterator_idle_s",
     "unit",
     "hash",
     "bitmap_partitions",
     "value_bytes_max",
+    "inline_bytes_max",
     "key_bytes_max",
     "durability",
     "driver",
@@ -184,7 +188,8 @@ impl Default for ConfigFile {
             engine: EngineArg::default(),
             cache_bytes: Size(node.cache_bytes),
             prepare_bytes: Size(node.prepare_bytes),
-            compact_bytes_per_second: Size(node.compact_bytes_per_second),
+            compact_bytes_per_second: RateSetting(node.compact_bytes_per_second),
+            iterator_idle_s: node.iterator_idle.0 / NANOS_PER_SECOND,
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -192,6 +197,7 @@ impl Default for ConfigFile {
             },
             bitmap_partitions: 1 << format.bitmap_partitions_log2,
             value_bytes_max: Size(u64::from(format.value_bytes_max)),
+            inline_bytes_max: Size(u64::from(format.inline_bytes_max)),
             key_bytes_max: target.key_bytes_max,
             durability: match node.durability {
                 octokv_engine::Durability::PowerSafe => DurabilityChoice::Flush,
@@ -281,6 +287,8 @@ impl ConfigFile {
         over(&mut self.cache_bytes, &flags.cache_bytes);
         over(&mut self.prepare_bytes, &flags.prepare_bytes);
         over(&mut self.compact_bytes_per_second, &flags.compact_bytes_per_second);
+        over(&mut self.iterator_idle_s, &flags.iterator_idle_s);
+        over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
         over(&mut self.durability, &flags.durability);
@@ -330,6 +338,9 @@ impl ConfigFile {
             return bad("model", "up to 40 printable ASCII characters");
         }
         check_range("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
+        let inline_bytes_max = u64::from(octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT);
+        check_range("inline_bytes_max", &self.inline_bytes_max.0, 0, inline_bytes_max, "at most 16KiB")?;
+        check_range("iterator_idle_s", &self.iterator_idle_s, 1, 86_400, "1 to 86400")?;
         check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
         check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
         check_range("requests_max", &self.requests_max, 1, octokv_node::REQUESTS_MAX, "1 to 16777216")?;
@@ -417,6 +428,7 @@ impl ConfigFile {
             },
             bitmap_partitions_log2: self.bitmap_partitions.ilog2() as u8,
             value_bytes_max: self.value_bytes_max.0 as u32,
+            inline_bytes_max: self.inline_bytes_max.0 as u32,
             ..defaults.format
         };
         let namespaces = self
@@ -430,6 +442,7 @@ impl ConfigFile {
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self.prepare_bytes.0,
             compact_bytes_per_second: self.compact_bytes_per_second.0,
+            iterator_idle: Nanos::from_secs(self.iterator_idle_s),
             format,
             reformat,
             durability: match self.durability {
@@ -518,6 +531,31 @@ mod tests {
     }
 
     #[test]
+    fn the_rate_of_compaction_is_the_engines_unless_it_is_given() {
+        for (text, want) in [
+            ("", None),
+            ("compact_bytes_per_second = \"auto\"", None),
+            ("compact_bytes_per_second = 0", Some(0)),
+            ("compact_bytes_per_second = \"16MiB\"", Some(16 << 20)),
+        ] {
+            let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+            assert_eq!(node.compact_bytes_per_second, want, "{text}");
+        }
+        assert!(parse_text("compact_bytes_per_second = \"fast\"").is_err());
+    }
+
+    #[test]
+    fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
+        let mut config = parse_text("iterator_idle_s = 7\ninline_bytes_max = \"1KiB\"").unwrap();
+        let node = config.to_node_config(false).unwrap();
+        assert_eq!((node.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(7), 1024));
+        let inline_bytes_max = Some(Size(0));
+        config.apply_flags(&ServeArgs { iterator_idle_s: Some(9), inline_bytes_max, ..ServeArgs::default() });
+        let node = config.to_node_config(false).unwrap();
+        assert_eq!((node.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(9), 0));
+    }
+
+    #[test]
     fn invalid_values_fail_with_their_key() {
         let table = [
             ("unit = 5000", "unit"),
@@ -530,6 +568,9 @@ mod tests {
             ("h2c_data_bytes_max = 4098", "h2c_data_bytes_max"),
             ("receive_bytes_max = \"1MiB\"", "receive_bytes_max"),
             ("value_bytes_max = 100", "value_bytes_max"),
+            ("inline_bytes_max = 16385", "inline_bytes_max"),
+            ("iterator_idle_s = 0", "iterator_idle_s"),
+            ("iterator_idle_s = 86401", "iterator_idle_s"),
             ("serial = \"0123456789012345678901\"", "serial"),
         ];
         for (text, key) in table {

@@ -78,17 +78,48 @@ impl From<Size> for UnitSetting {
 
 impl<'de> Deserialize<'de> for UnitSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UnitSetting, D::Error> {
-        #[derive(serde::Deserialize)]
-        #[serde(untagged)]
-        enum SizeOrText {
-            Bytes(u64),
-            Text(String),
+        deserialize_auto(deserializer, UnitSetting::from)
+    }
+}
+
+/// A rate in bytes per second; `None`, in text `auto`, if what it is for determines it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RateSetting(pub Option<u64>);
+
+impl FromStr for RateSetting {
+    type Err = String;
+    fn from_str(text: &str) -> Result<RateSetting, String> {
+        match text {
+            AUTO => Ok(RateSetting(None)),
+            rate => match rate.parse::<Size>() {
+                Ok(Size(bytes)) => Ok(RateSetting(Some(bytes))),
+                Err(_) => Err(format!("\"{rate}\" is not {AUTO} or {EXPECTED}")),
+            },
         }
-        match SizeOrText::deserialize(deserializer) {
-            Ok(SizeOrText::Bytes(bytes)) => Ok(Size(bytes).into()),
-            Ok(SizeOrText::Text(text)) => text.parse().map_err(Error::custom),
-            Err(_) => Err(Error::custom(format!("not {AUTO} or {EXPECTED}"))),
-        }
+    }
+}
+
+impl<'de> Deserialize<'de> for RateSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RateSetting, D::Error> {
+        deserialize_auto(deserializer, |Size(bytes)| RateSetting(Some(bytes)))
+    }
+}
+
+/// A size, or a text that may be `auto`.
+fn deserialize_auto<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
+    deserializer: D,
+    of_size: impl FnOnce(Size) -> T,
+) -> Result<T, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum SizeOrText {
+        Bytes(u64),
+        Text(String),
+    }
+    match SizeOrText::deserialize(deserializer) {
+        Ok(SizeOrText::Bytes(bytes)) => Ok(of_size(Size(bytes))),
+        Ok(SizeOrText::Text(text)) => text.parse().map_err(Error::custom),
+        Err(_) => Err(Error::custom(format!("not {AUTO} or {EXPECTED}"))),
     }
 }
 

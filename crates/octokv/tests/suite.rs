@@ -27,3 +27,4 @@ mod sched;
 mod serve;
 mod sim;
 mod ssd_model;
+mod tree_stats;

@@ -187,8 +187,15 @@ impl KvNodeUnderTest {
             let cores = plan.cores + usize::from(plan.has_parallel_core);
             let NodePlan { durability, cache_bytes, prepare_bytes, compact_bytes_per_second, .. } = plan;
             let clock = WallClock::default();
-            let config =
-                OpenConfig { durability, cores, cache_bytes, prepare_bytes, compact_bytes_per_second, clock };
+            let config = OpenConfig {
+                durability,
+                cores,
+                cache_bytes,
+                prepare_bytes,
+                compact_bytes_per_second,
+                iterator_idle: OpenConfig::ITERATOR_IDLE,
+                clock,
+            };
             let volume = match plan.tree {
                 None => AnyVolume::open(&devices, &pool, config, &format).await?,
                 Some(tree) => {

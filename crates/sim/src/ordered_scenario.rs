@@ -25,6 +25,10 @@ pub fn draw_ordered_plan(seed: u64) -> KvScenarioPlan {
     node.has_owner_cores = false;
     // The memory of blocks of tables.
     node.cache_bytes = pick(random, &[16 << 10, 1 << 20]);
+    if node.compact_bytes_per_second == 0 {
+        // Of the hash engine's plan: without compaction there is no tree of several levels.
+        node.compact_bytes_per_second = u64::MAX;
+    }
     node.pool_bytes = node.pool_bytes.max(pick(random, &[1 << 20, 8 << 20]));
     node.disk.size_bytes += DISK_BYTES_MIN;
     if plan.load.keys < 8 {

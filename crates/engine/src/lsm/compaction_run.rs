@@ -21,6 +21,7 @@ use super::table_output::{TableOutput, settled_by};
 use super::tree_version::TreeVersion;
 use super::value_mover::ValueMover;
 use super::version_edit::{LEVELS, VersionEdit};
+use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::record::{RecordFlags, RecordMeta};
@@ -30,7 +31,7 @@ use octokv_runtime::{ReactorHandle, yield_now};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of values that are read ahead.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
@@ -42,11 +43,40 @@ const AHEAD_READS_MAX: usize = 32;
 const KEYS_PER_YIELD: u32 = 256;
 /// Bytes between two pauses.
 const BYTES_PER_PAUSE: u64 = 256 << 10;
+/// A pause is as long as this, or made of such parts.
+const PAUSE_STEP: Nanos = Nanos::from_millis(20);
 
 /// How fast a run goes: the reactor that sleeps, if any.
 pub(super) struct RunPace<'a> {
     /// The reactor; `None` runs without pauses.
     pub handle: Option<&'a ReactorHandle>,
+}
+
+/// What a run has written, in bytes.
+#[derive(Clone, Copy)]
+struct Written {
+    tables: u64,
+    /// With values that were moved.
+    all: u64,
+}
+
+/// A run without pauses, which ends the pauses of another that it waits for.
+pub(super) struct Hurry<'a>(&'a AtomicUsize);
+
+impl RunPace<'_> {
+    /// Of a run without pauses, until it has ended.
+    pub fn hurry<'a>(&self, volume: &'a LsmVolume) -> Option<Hurry<'a>> {
+        self.handle.is_none().then(|| {
+            volume.compaction.hurried.fetch_add(1, Ordering::Relaxed);
+            Hurry(&volume.compaction.hurried)
+        })
+    }
+}
+
+impl Drop for Hurry<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// A value that is being read for its move.
@@ -167,7 +197,7 @@ impl LsmCore {
         let mut merge = MergingCursor::new(self.sources(compaction));
         let newest_sequence = compaction.tables().map(|table| table.largest_sequence()).max().unwrap_or(0);
         let (mut key, mut entries): (Vec<u8>, Vec<CopiedEntry>) = (Vec::new(), Vec::new());
-        let (mut keys, mut paused_at) = (0, 0);
+        let (mut keys, mut paused_at) = (0, Written { tables: 0, all: 0 });
         let mut outcome = merge.seek(Position::START).await;
         loop {
             match outcome {
@@ -194,11 +224,7 @@ impl LsmCore {
                 if keys % KEYS_PER_YIELD == 0 {
                     yield_now().await;
                 }
-                let written = output.tables.data_bytes;
-                if written - paused_at >= BYTES_PER_PAUSE {
-                    self.pause(written - paused_at, pace).await;
-                    paused_at = written;
-                }
+                paused_at = self.pause(output, paused_at, pace, false).await;
             }
             let Some(next) = merge.entry() else { break };
             if entries.is_empty() {
@@ -211,6 +237,7 @@ impl LsmCore {
         while !output.ahead.is_empty() {
             self.write_first(output).await?;
         }
+        self.pause(output, paused_at, pace, true).await;
         Ok(())
     }
 
@@ -294,11 +321,37 @@ impl LsmCore {
         output.tables.push_key(&entries).await
     }
 
-    /// Pauses after so many bytes, so that the run is no faster than its pace.
-    async fn pause(&self, bytes: u64, pace: &RunPace<'_>) {
-        let Some(handle) = pace.handle else { return };
-        let per_second = self.volume.pace().compaction_per_second.max(1);
-        handle.sleep(Nanos(bytes.saturating_mul(1_000_000_000) / per_second)).await;
+    /// Pauses for what was written since the last pause, if that is much or all, so that the run is no faster than its pace. Gives what was written. The pace is that of
+    /// tables; an operator's bound is that of all bytes, of which none are left out.
+    async fn pause(
+        &self,
+        output: &RunOutput<'_>,
+        paused_at: Written,
+        pace: &RunPace<'_>,
+        is_end: bool,
+    ) -> Written {
+        let Some(handle) = pace.handle else { return paused_at };
+        let tables = output.tables.data_bytes;
+        let written = Written { tables, all: tables + output.values.written_bytes };
+        let volume = &self.volume;
+        let bound = volume.settings.pacing.compaction_max;
+        let (new_tables, new_bytes) = (written.tables - paused_at.tables, written.all - paused_at.all);
+        let is_due = match bound {
+            u64::MAX => new_tables >= BYTES_PER_PAUSE,
+            _ => is_end || new_bytes >= BYTES_PER_PAUSE,
+        };
+        if !is_due {
+            return paused_at;
+        }
+        let time = |bytes: u64, per_second: u64| bytes.saturating_mul(1_000_000_000) / per_second.max(1);
+        let mut rest_ns = time(new_tables, volume.pace().compaction_per_second).max(time(new_bytes, bound));
+        // In steps: a run that somebody waits for, for space, pauses no longer.
+        while rest_ns > 0 && volume.compaction.hurried.load(Ordering::Relaxed) == 0 {
+            let step_ns = rest_ns.min(PAUSE_STEP.0);
+            handle.sleep(Nanos(step_ns)).await;
+            rest_ns -= step_ns;
+        }
+        written
     }
 }
 

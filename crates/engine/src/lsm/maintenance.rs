@@ -128,6 +128,7 @@ impl LsmCore {
         wants_space: bool,
     ) -> Result<CompactionStep, EngineError> {
         let volume = &self.volume;
+        let _hurry = pace.hurry(volume);
         let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
         match volume.choose(wants_space) {
             CompactionChoice::Nothing => Ok(CompactionStep::Nothing),
@@ -166,6 +167,8 @@ impl LsmCore {
     /// Compacts the first tables of a level, or all of level 0, into the next. False if the level is empty.
     async fn compact_down(&self, level: usize) -> Result<bool, EngineError> {
         let volume = &self.volume;
+        let pace = RunPace { handle: None };
+        let _hurry = pace.hurry(volume);
         let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
         let (settings, unmovable) = (&volume.settings.compaction, volume.compaction.unmovable.lock().clone());
         let compaction = volume.versions.with_usage(|version, usage| {
@@ -190,7 +193,7 @@ impl LsmCore {
         let Some(compaction) = compaction.map(Arc::new) else { return Ok(false) };
         volume.compaction.running.lock().push(Arc::clone(&compaction));
         let _running = RunningCompaction { volume, compaction: Arc::clone(&compaction) };
-        self.run_compaction(&compaction, &RunPace { handle: None }).await?;
+        self.run_compaction(&compaction, &pace).await?;
         Ok(true)
     }
 
@@ -350,7 +353,7 @@ impl LsmCore {
         write_durability_marker(self).await
     }
 
-    /// Compacts, with pauses, until the volume is closed or read-only. While there is nothing to compact it waits for `rounds`, the count of maintenance rounds.
+    /// Compacts, with pauses, until the volume is closed or read-only; not at all if the bound of compaction is 0. While there is nothing to compact it waits for `rounds`, the count of maintenance rounds.
     /// `report` receives each error. REQUIRES: the task that polls this polls the maintenance as well.
     pub(super) async fn run_compactions(
         &self,
@@ -358,7 +361,8 @@ impl LsmCore {
         rounds: &Cell<u64>,
         report: impl Fn(EngineError),
     ) {
-        while !self.is_over() {
+        let is_off = self.volume.settings.pacing.compaction_max == 0;
+        while !is_off && !self.is_over() {
             let before = rounds.get();
             match self.compact_step(&RunPace { handle: Some(handle) }, false).await {
                 Ok(CompactionStep::Compacted) => {}

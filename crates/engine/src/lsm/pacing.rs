@@ -32,6 +32,8 @@ pub struct PacingSettings {
     pub compaction_min: u64,
     /// What the device writes at most, in bytes a second.
     pub device_max: u64,
+    /// What compactions may write at most, in bytes a second. With 0 there are none: then only memory delays writers, since nothing else would decrease.
+    pub compaction_max: u64,
 }
 
 impl Default for PacingSettings {
@@ -46,6 +48,7 @@ impl Default for PacingSettings {
             catch_up: Nanos::from_secs(5),
             compaction_min: 16 << 20,
             device_max: 2 << 30,
+            compaction_max: u64::MAX,
         }
     }
 }
@@ -106,14 +109,17 @@ pub fn pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
     let level0 = part(input.level0_tables as u64, settings.level0_soft as u64, settings.level0_hard as u64);
     let pending = part(input.pending_bytes, settings.pending_soft_bytes, settings.pending_hard_bytes);
     let memory = part(input.memory_bytes, soft_bytes as u64, input.memory_bytes_max);
-    level0.max(pending).max(memory)
+    match settings.compaction_max {
+        0 => memory,
+        _ => level0.max(pending).max(memory),
+    }
 }
 
 /// How fast compactions and writers may go.
 pub fn pace(input: &PacingInput, settings: &PacingSettings) -> Pace {
     let pressure = pressure(input, settings);
     let drained = match input.drained_per_second {
-        0 => settings.compaction_min as f64,
+        0 => settings.compaction_min.min(settings.compaction_max) as f64,
         drained => drained as f64,
     };
     let slow = (drained * DRAINED_SHARE).max(WRITERS_MIN);
@@ -128,7 +134,7 @@ pub fn pace(input: &PacingInput, settings: &PacingSettings) -> Pace {
     let calm = needed.max(settings.compaction_min as f64).min(device_max);
     let urgent = (2.0 * pressure).min(1.0);
     Pace {
-        compaction_per_second: (calm + (device_max - calm) * urgent) as u64,
+        compaction_per_second: ((calm + (device_max - calm) * urgent) as u64).min(settings.compaction_max),
         delay_per_kib: Nanos(delay_ns as u64),
         delay_max: settings.delay_max,
         must_wait: input.memory_bytes >= input.memory_bytes_max,
@@ -201,6 +207,25 @@ mod tests {
         assert_eq!(at(0, 0), settings.compaction_min);
         assert_eq!(at(1 << 30, 0), (1 << 30) / 5);
         assert_eq!(at(0, 20), settings.device_max);
+    }
+
+    #[test]
+    fn compaction_keeps_to_its_bound_at_any_pressure_and_without_compaction_only_memory_delays() {
+        let bounded = |compaction_max| PacingSettings { compaction_max, ..PacingSettings::default() };
+        let urgent = PacingInput { level0_tables: 32, pending_bytes: 100 << 30, ..input() };
+        for (compaction_max, input, want) in [
+            (1 << 20, input(), 1 << 20),
+            (1 << 20, urgent, 1 << 20),
+            (1 << 30, urgent, 1 << 30),
+            (u64::MAX, urgent, 2 << 30),
+            (0, urgent, 0),
+        ] {
+            assert_eq!(pace(&input, &bounded(compaction_max)).compaction_per_second, want);
+        }
+        assert_eq!(pressure(&urgent, &bounded(1)), 1.0);
+        assert_eq!(pace(&urgent, &bounded(0)).delay(1 << 20), Nanos(0));
+        let full = PacingInput { memory_bytes: 100 << 20, ..urgent };
+        assert!(pressure(&full, &bounded(0)) == 1.0 && pace(&full, &bounded(0)).must_wait);
     }
 
     proptest! {

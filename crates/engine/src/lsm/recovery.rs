@@ -74,6 +74,8 @@ pub async fn open_with(
     }
     let (mut superblock, damaged) = read_tree_superblock(&**device).await?;
     let mut settings = TreeSettings::for_layout(&superblock.layout, config.cache_bytes);
+    settings.iterator_idle = config.iterator_idle;
+    settings.pacing.compaction_max = config.compact_bytes_per_second;
     adjust(&mut settings);
     let loaded = load(&**device, superblock, damaged, settings.memtable_bytes).await?;
     superblock.incarnation += 1;

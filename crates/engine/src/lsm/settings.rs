@@ -6,6 +6,7 @@ use super::compaction::CompactionSettings;
 use super::level_cursor::LevelCursorConfig;
 use super::pacing::PacingSettings;
 use super::prefetch_degree::PrefetchMode;
+use crate::OpenConfig;
 use crate::common::volume_layout::VolumeLayout;
 use octokv_base::Nanos;
 
@@ -65,7 +66,7 @@ impl TreeSettings {
                 (data_bytes / 64).clamp(1 << 20, 64 << 20)
             },
             snapshots_max: 4096,
-            iterator_idle: Nanos::from_secs(600),
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             prefetch: PrefetchMode::Adaptive,
             prefetch_bytes_max: 64 << 20,
             iterator_cursors: LevelCursorConfig::ITERATOR,

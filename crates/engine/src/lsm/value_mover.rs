@@ -32,12 +32,14 @@ pub(super) struct ValueMover<'a> {
     open: Option<OpenRun>,
     finished: Vec<(u32, Extent, SegmentSeal)>,
     scratch: Vec<u8>,
+    /// The records that it wrote, in bytes.
+    pub written_bytes: u64,
 }
 
 impl<'a> ValueMover<'a> {
     /// Has moved nothing.
     pub(super) fn new(core: &'a LsmCore) -> ValueMover<'a> {
-        ValueMover { core, open: None, finished: Vec::new(), scratch: Vec::new() }
+        ValueMover { core, open: None, finished: Vec::new(), scratch: Vec::new(), written_bytes: 0 }
     }
 
     /// Writes a value to its new place.
@@ -80,6 +82,7 @@ impl<'a> ValueMover<'a> {
         open.writer.append(&self.scratch).await?;
         open.next_unit += units;
         open.record_bytes += (key.len() + value.len()) as u64;
+        self.written_bytes += self.scratch.len() as u64;
         volume.compaction.moved_values.fetch_add(1, Ordering::Relaxed);
         volume.compaction.moved_bytes.fetch_add(self.scratch.len() as u64, Ordering::Relaxed);
         Ok(address)

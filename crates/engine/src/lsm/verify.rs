@@ -47,7 +47,8 @@ async fn verify_volume(
         cores: 1,
         cache_bytes: 0,
         prepare_bytes: 0,
-        compact_bytes_per_second: 0,
+        compact_bytes_per_second: u64::MAX,
+        iterator_idle: OpenConfig::ITERATOR_IDLE,
         clock: WallClock::default(),
     };
     let block_bytes = device.geometry().block_bytes;

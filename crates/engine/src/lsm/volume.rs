@@ -56,6 +56,8 @@ pub(super) struct CompactionState {
     pub unmovable: Mutex<FxHashSet<u32>>,
     pub running: Mutex<Vec<Arc<TreeCompaction>>>,
     pub is_over: AtomicBool,
+    /// Callers that wait for a compaction without pauses.
+    pub hurried: AtomicUsize,
     pub compactions: AtomicU64,
     pub written_bytes: AtomicU64,
     pub moved_values: AtomicU64,

@@ -87,7 +87,8 @@ mod tests {
             cores: 1,
             cache_bytes: 0,
             prepare_bytes: 0,
-            compact_bytes_per_second: 0,
+            compact_bytes_per_second: u64::MAX,
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             clock: WallClock::default(),
         };
         let format = FormatConfig { engine: EngineKind::Lsm, ..FormatConfig::default() };

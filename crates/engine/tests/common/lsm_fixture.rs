@@ -56,7 +56,8 @@ impl LsmFixture {
             cores: self.cores,
             cache_bytes: 64 << 10,
             prepare_bytes: 0,
-            compact_bytes_per_second: 0,
+            compact_bytes_per_second: u64::MAX,
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             clock: self.clock.clone(),
         }
     }

@@ -51,6 +51,7 @@ impl HashFixture {
             cache_bytes: 0,
             prepare_bytes: self.prepare_bytes,
             compact_bytes_per_second: 0,
+            iterator_idle: OpenConfig::ITERATOR_IDLE,
             clock: self.clock.clone(),
         }
     }

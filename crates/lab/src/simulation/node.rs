@@ -78,6 +78,7 @@ impl ExperimentNode<'_> {
                 cache_bytes: 0,
                 prepare_bytes: 0,
                 compact_bytes_per_second: 0,
+                iterator_idle: OpenConfig::ITERATOR_IDLE,
                 clock: WallClock::default(),
             };
             let volume = async {

@@ -11,7 +11,7 @@ use octokv_bench::local_engine::{LocalEngine, LocalVolumeConfig};
 use octokv_bench::workload::WorkloadOp;
 use octokv_bench::{BenchConfig, SystemUnderTest, Workload};
 use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, WallClock};
-use octokv_node::NodeConfig;
+use octokv_node::{NodeConfig, default_compact_bytes_per_second};
 use octokv_sys::{clock, file, process};
 
 /// Least bytes of a cache.
@@ -48,7 +48,8 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         cores: bench.client_cores.len().max(1),
         cache_bytes,
         prepare_bytes: node.prepare_bytes,
-        compact_bytes_per_second: node.compact_bytes_per_second,
+        compact_bytes_per_second: default_compact_bytes_per_second(engine),
+        iterator_idle: OpenConfig::ITERATOR_IDLE,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     let volume = LocalVolumeConfig {

@@ -1,0 +1,126 @@
+//! The bound of what compactions write: tables and the values that move with them, however short the compactions are; a caller that waits for one does not wait
+//! for its pauses.
+
+use crate::common::lsm_fixture::{LsmFixture, make_small};
+use crate::common::pool;
+use crate::common::stable_memory::StableMemory;
+use octokv_base::{Nanos, Prng};
+use octokv_device::Device;
+use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, record_of, value_of};
+use octokv_engine::lsm::settings::TreeSettings;
+use octokv_engine::lsm::{LsmEngine, open_with};
+use octokv_engine::{Engine, OpenConfig, PutMode, PutOutcome, TreeStatistics};
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The least speed of compactions is above it.
+const BOUND: u64 = 16 << 10;
+/// What may be written before its pause: one short compaction, with tables and values of 64 KiB each.
+const AHEAD_BYTES: u64 = 180 << 10;
+
+struct Maintained {
+    engine: Rc<LsmEngine>,
+    handle: ReactorHandle,
+    tasks: TaskSet,
+    now: Nanos,
+    random: Prng,
+}
+
+/// Flushes that are shorter than a compaction.
+fn with_short_compactions(settings: &mut TreeSettings) {
+    make_small(settings);
+    settings.memtable_bytes = 64 << 10;
+}
+
+impl Maintained {
+    /// A volume with much to compact: tables, and values in segments that are mostly dead.
+    fn new(compact_bytes_per_second: u64) -> Maintained {
+        let fixture = LsmFixture::default();
+        let device: Rc<dyn Device> = StableMemory::new(24 << 20, 512);
+        block_on(fixture.format(Rc::clone(&device)), || ());
+        let config = OpenConfig { compact_bytes_per_second, ..fixture.open_config() };
+        let pool = pool();
+        let opened = open_with(&device, &pool, config, &fixture.format, with_short_compactions);
+        let volume = block_on(opened, || ()).expect("opens");
+        let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, device, pool.clone()));
+        for operation in 0..4 {
+            // Some keys keep their first value, which is in a segment beside many that do not.
+            for index in (0..1_000).filter(|index| operation == 0 || index % 10 != 1) {
+                let (key, bytes) = (key_of(index), if index % 2 == 0 { 200 } else { 5_000 });
+                let record = record_of(engine.record_layout(), &key, &value_of(&key, operation, bytes));
+                let stored = block_on(engine.put(&key, PutMode::Upsert, record, bytes), || ());
+                assert_eq!(stored, Ok(PutOutcome::Stored));
+            }
+            block_on(engine.flush_memtables(), || ()).expect("no fault");
+        }
+        let sim = SimEnv::new(SimEnvConfig::new(1));
+        let queue = Box::new(sim.device_queue(sim.add_host()));
+        let devices = DeviceHandle::new(queue, 1);
+        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
+        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
+        handle.begin_iteration(now);
+        let (maintained, own) = (Rc::clone(&engine), handle.clone());
+        tasks.add(async move { maintained.maintain(&own, |error| panic!("maintenance: {error}")).await });
+        Maintained { engine, handle, tasks, now, random: Prng::new(3) }
+    }
+
+    fn advance_ms(&mut self, millis: u64) {
+        for _ in 0..millis {
+            self.handle.begin_iteration(self.now);
+            while self.tasks.step(&mut self.random) {}
+            self.now = self.now + Nanos::from_millis(1);
+        }
+    }
+
+    fn tree(&self) -> TreeStatistics {
+        self.engine.statistics().tree.expect("it has one")
+    }
+
+    fn written_bytes(&self) -> u64 {
+        self.tree().compacted_bytes + self.tree().moved_bytes
+    }
+}
+
+#[test]
+fn compactions_write_no_more_than_their_bound_and_end_their_work() {
+    let mut unbounded = Maintained::new(u64::MAX);
+    unbounded.advance_ms(5_000);
+    let (work, work_bytes) = (unbounded.tree(), unbounded.written_bytes());
+    assert!(work.moved_bytes > AHEAD_BYTES && work.compacted_bytes > AHEAD_BYTES, "{work:?}");
+
+    let mut bounded = Maintained::new(BOUND);
+    let mut seconds = 0;
+    while bounded.written_bytes() < work_bytes * 3 / 4 {
+        bounded.advance_ms(1_000);
+        seconds += 1;
+        let written = bounded.written_bytes();
+        assert!(written <= BOUND * seconds + AHEAD_BYTES, "{written} bytes in {seconds} s");
+        assert!(seconds * BOUND <= 2 * work_bytes, "it does not use what it may: {:?}", bounded.tree());
+    }
+}
+
+#[test]
+fn a_bound_of_0_leaves_compaction_to_those_who_call_for_it() {
+    let mut volume = Maintained::new(0);
+    volume.advance_ms(5_000);
+    let idle = volume.tree();
+    assert_eq!((idle.compactions, idle.levels[0].tables > 6), (0, true), "{idle:?}");
+    block_on(volume.engine.compact_all(), || ()).expect("no fault");
+    let called = volume.tree();
+    assert!(called.compactions > 0 && called.levels[0].tables == 0, "{called:?}");
+}
+
+#[test]
+fn a_caller_ends_the_pauses_of_the_compaction_that_it_waits_for() {
+    let mut volume = Maintained::new(1);
+    volume.advance_ms(3_000);
+    // Its first pause takes days.
+    assert_eq!(volume.tree().compactions, 0);
+    let engine = Rc::clone(&volume.engine);
+    volume.tasks.add(async move { engine.compact_all().await.expect("no fault") });
+    volume.advance_ms(100);
+    let called = volume.tree();
+    assert!(called.compactions > 0 && called.levels[0].tables == 0, "{called:?}");
+}
