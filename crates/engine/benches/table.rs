@@ -19,6 +19,7 @@ use octokv_engine::lsm::table::cursor::{TableCursor, TableCursorConfig};
 use octokv_engine::lsm::table::info::TableInfo;
 use octokv_engine::lsm::table::io::{TableCounters, TableIo};
 use octokv_engine::lsm::table::reader::{CacheFill, SearchKey, TableReader};
+use octokv_engine::lsm::table::scan_lengths::ScanLengths;
 use octokv_engine::lsm::table::writer::{TableWriter, TableWriterConfig};
 use std::hint::black_box;
 use std::pin::pin;
@@ -52,6 +53,7 @@ fn table_io(cache_bytes: u64) -> Rc<TableIo> {
         unit_bytes: UNIT_BYTES,
         place: VolumePlace::default(),
         counters: TableCounters::default(),
+        scan_lengths: ScanLengths::default(),
     })
 }
 
@@ -202,6 +204,7 @@ fn table_io_of(io: &Rc<TableIo>, cache_bytes: u64) -> Rc<TableIo> {
         pool: io.pool.clone(),
         cache: Arc::new(TableCache::new(cache_bytes)),
         counters: TableCounters::default(),
+        scan_lengths: ScanLengths::default(),
         ..**io
     })
 }

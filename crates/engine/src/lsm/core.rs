@@ -2,6 +2,7 @@
 
 use super::iterator_views::IteratorViews;
 use super::table::io::{TableCounters, TableIo};
+use super::table::scan_lengths::ScanLengths;
 use super::volume::LsmVolume;
 use crate::common::abandoned::AbandonedOperations;
 use crate::{EngineError, VolumePlace};
@@ -40,6 +41,7 @@ impl LsmCore {
             unit_bytes: volume.fixed().layout.unit_bytes,
             place: VolumePlace::default(),
             counters: TableCounters::default(),
+            scan_lengths: ScanLengths::default(),
         });
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
         let views = RefCell::new(IteratorViews::new(volume.settings.views_max));

@@ -12,6 +12,10 @@ use std::future::Future;
 pub trait EntryCursor {
     /// The entry at which the cursor is.
     fn entry(&self) -> Option<TreeEntry<'_>>;
+    /// The position of that entry.
+    fn position(&self) -> Option<Position<'_>> {
+        self.entry().map(|entry| entry.position())
+    }
     /// Moves to the first entry at or behind a position.
     ///
     /// # Errors

@@ -199,7 +199,23 @@ pub fn push_varint(bytes: &mut Vec<u8>, mut value: u64) {
 }
 
 /// The varint at the front of `bytes`, which it leaves behind it; `None` if there is none of 64 bits.
+#[inline]
 pub fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
+    match **bytes {
+        [byte, ref rest @ ..] if byte < 0x80 => {
+            *bytes = rest;
+            Some(u64::from(byte))
+        }
+        [first, second, ref rest @ ..] if second < 0x80 => {
+            *bytes = rest;
+            Some(u64::from(first & 0x7f) | u64::from(second) << 7)
+        }
+        _ => take_long_varint(bytes),
+    }
+}
+
+/// As [`take_varint`], of any length.
+fn take_long_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for index in 0..VARINT_BYTES_MAX {
         let byte = *bytes.get(index)?;

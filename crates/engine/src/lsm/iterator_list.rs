@@ -81,6 +81,8 @@ pub(super) struct IteratorState {
     sources: Mutex<Option<IteratorSources>>,
     /// One call at a time, in their order.
     turns: KeyLocks,
+    /// The cores that have kept a view of it: a bit for each, or for each 64th.
+    view_cores: AtomicU64,
     /// The place, and a number that each change of it by a call changes: a view with another number is not at that place.
     pub place: Mutex<(IteratorPlace, u64)>,
 }
@@ -122,9 +124,9 @@ impl IteratorList {
     }
 
     /// Removes an iterator that ends.
-    pub fn remove(&self, id: u64) {
-        self.live.lock().remove(&id);
-        self.tell_cores(id);
+    pub fn remove(&self, state: &IteratorState) {
+        self.live.lock().remove(&state.id);
+        self.notify_cores(state);
     }
 
     /// Waits until there is an iterator. `is_enough` is asked when one was created.
@@ -150,14 +152,18 @@ impl IteratorList {
             let now = octokv_base::Nanos::ZERO;
             if state.snapshot.begin_use(now).is_none() {
                 drop(state.sources.lock().take());
-                self.tell_cores(state.id);
+                self.notify_cores(&state);
             }
         }
     }
 
-    /// Tells all cores that an iterator has ended.
-    fn tell_cores(&self, id: u64) {
-        for core in &self.cores {
+    /// Notifies the cores which may keep a view of an iterator that it has ended.
+    fn notify_cores(&self, state: &IteratorState) {
+        let (id, view_cores) = (state.id, state.view_cores.load(Ordering::Acquire));
+        for (index, core) in self.cores.iter().enumerate() {
+            if view_cores & view_core_bit(index) == 0 {
+                continue;
+            }
             let mut mail = core.lock();
             if mail.ended.len() < ENDED_MAX {
                 mail.ended.push(id);
@@ -192,6 +198,10 @@ impl IteratorList {
     }
 }
 
+fn view_core_bit(core: usize) -> u64 {
+    1 << (core % u64::BITS as usize)
+}
+
 impl IteratorState {
     /// An iterator before its first pair.
     pub fn new(
@@ -206,8 +216,14 @@ impl IteratorState {
             snapshot,
             sources: Mutex::new(Some(sources)),
             turns: KeyLocks::default(),
+            view_cores: AtomicU64::new(0),
             place: Mutex::new((IteratorPlace::Start, 0)),
         }
+    }
+
+    /// Notes that a core keeps a view of it. REQUIRES: the caller uses its snapshot, so that it does not expire meanwhile.
+    pub fn note_view(&self, core: usize) {
+        self.view_cores.fetch_or(view_core_bit(core), Ordering::Release);
     }
 
     /// The next turn.

@@ -7,7 +7,7 @@
 //! cursors hold tables.
 
 use super::cursor::EntryCursor;
-use super::entry::{Position, TreeEntry, ValueAddress};
+use super::entry::{EntryValue, Position, TreeEntry, ValueAddress};
 use super::iterator_list::IteratorPlace;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::memtable_slot::{CursorSource, SlotCursor};
@@ -49,6 +49,13 @@ impl EntryCursor for TreeSource {
         match self {
             TreeSource::Slot(cursor) => cursor.entry(),
             TreeSource::Tables(cursor) => cursor.entry(),
+        }
+    }
+
+    fn position(&self) -> Option<Position<'_>> {
+        match self {
+            TreeSource::Slot(cursor) => cursor.position(),
+            TreeSource::Tables(cursor) => cursor.position(),
         }
     }
 
@@ -251,6 +258,38 @@ impl TreeView {
                 true => range.first_key[..] > key[..],
             });
         }
+    }
+
+    /// Steps to the next pair, unless it is there, if nothing was read ahead of it. False if the caller has to copy the pair
+    /// (`LsmCore::next_pair`): its value is a record, it is not sure that the pair is to be shown, or there is none.
+    pub(super) async fn step_to_inline(&mut self, yield_point: &mut impl AsyncFnMut()) -> bool {
+        let is_next = self.ahead.is_empty() && self.failed.is_none() && !self.is_at_end;
+        if !is_next || !self.reported_lost.is_empty() {
+            return false;
+        }
+        if std::mem::replace(&mut self.has_to_step, false)
+            && let Err(error) = self.step(yield_point).await
+        {
+            (self.failed, self.has_to_step) = (Some(error), true);
+            return false;
+        }
+        !self.view.may_be_outdated()
+            && self.inline_pair().is_some_and(|(key, _)| self.behind.as_deref() != Some(key))
+    }
+
+    /// The pair at which the view is, if its value is not a record.
+    pub(super) fn inline_pair(&self) -> Option<(&[u8], &[u8])> {
+        let entry = self.view.entry()?;
+        match entry.value {
+            _ if self.keys_only => Some((entry.key, &[])),
+            EntryValue::Inline(value) => Some((entry.key, value)),
+            EntryValue::Tombstone | EntryValue::InSegment(_) => None,
+        }
+    }
+
+    /// Passes the pair at which the view is. REQUIRES: the iterator's caller has it.
+    pub(super) fn pass_inline(&mut self) {
+        self.has_to_step = true;
     }
 
     /// Notes which of the reads ahead have ended.

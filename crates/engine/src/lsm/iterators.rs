@@ -44,13 +44,29 @@ impl LsmCore {
             None => self.open_view(state, sources, &place, &mut yield_point).await,
         };
         let (mut has_received, mut has_passed, mut is_between_pairs) = (false, false, false);
+        // The key of the last pair, if that was not copied.
+        let (mut last_key, mut is_behind_last) = (Vec::new(), false);
         let outcome = loop {
+            let mut yield_point = async || sink.yield_point().await;
+            if view.step_to_inline(&mut yield_point).await
+                && let Some((key, value)) = view.inline_pair()
+            {
+                if !sink.has_space(key.len(), value.len()) {
+                    break Ok(IteratorProgress::HasNext);
+                }
+                sink.push(key, value);
+                last_key.clear();
+                last_key.extend_from_slice(key);
+                view.pass_inline();
+                (has_received, has_passed, is_behind_last) = (true, true, true);
+                continue;
+            }
             let mut yield_point = async || sink.yield_point().await;
             match self.next_pair(&mut view, &mut yield_point).await {
                 Ok(Some(pair)) if sink.has_space(pair.key.len(), pair.value_bytes) => {}
                 Ok(Some(_)) => break Ok(IteratorProgress::HasNext),
                 Ok(None) => {
-                    place = IteratorPlace::End;
+                    (place, is_behind_last) = (IteratorPlace::End, false);
                     break Ok(IteratorProgress::AtEnd);
                 }
                 Err(EngineError::Corrupt { .. }) if was_reported && !has_passed => continue,
@@ -72,11 +88,14 @@ impl LsmCore {
                 // It may succeed later: the pair is still the next.
                 Err(error) => break Err(error),
             }
-            place = IteratorPlace::Behind(key.into());
+            (place, is_behind_last) = (IteratorPlace::Behind(key.into()), false);
             if let Err(error) = taken {
                 break Err(error);
             }
         };
+        if is_behind_last {
+            place = IteratorPlace::Behind(last_key.into());
+        }
         let is_passed = match outcome {
             Ok(_) => true,
             Err(error) => !has_received && matches!(error, EngineError::Corrupt { .. }),
@@ -86,6 +105,7 @@ impl LsmCore {
         }
         *state.place.lock() = (place, number + 1);
         if is_passed {
+            state.note_view(self.core);
             self.views.borrow_mut().keep(state.id, number + 1, view);
         }
         match outcome {

@@ -107,6 +107,14 @@ impl LevelTables {
         }
     }
 
+    /// The level whose scans have the length of theirs.
+    fn level(&self) -> usize {
+        match self {
+            LevelTables::Level(_, level) => *level,
+            LevelTables::List(_) => 0,
+        }
+    }
+
     /// The number of tables whose first key is `key` or below.
     fn begun(&self, key: &[u8]) -> usize {
         match self {
@@ -276,7 +284,8 @@ impl LevelCursor {
         let table = self.tables.nth(rank).expect("the caller knows the rank");
         if self.open.as_ref().is_none_or(|(open, _)| *open != rank) {
             let reader = TableReader::new(Rc::clone(&self.io), place_of(table));
-            self.open = Some((rank, TableCursor::new(reader, self.config.table)));
+            let cursor = TableCursor::new(reader, self.config.table).in_level(self.tables.level());
+            self.open = Some((rank, cursor));
         }
         self.prefetch_start = PrefetchStart::Unknown;
         let table_id = table.id();
@@ -321,7 +330,7 @@ impl LevelCursor {
         loop {
             let (rank, cursor) = self.opened();
             match outcome {
-                Ok(()) if cursor.entry().is_some() => {
+                Ok(()) if cursor.position().is_some() => {
                     self.state = LevelState::AtEntry;
                     return Ok(());
                 }
@@ -396,11 +405,11 @@ impl LevelCursor {
         else {
             return;
         };
-        let Some(entry) = cursor.entry() else { return };
+        let Some(position) = cursor.position() else { return };
         let is_near = match border {
             PrefetchBorder::None => true,
             PrefetchBorder::Separator { key, sequence } => {
-                let is_behind = entry.position() > Position { key, sequence: *sequence };
+                let is_behind = position > Position { key, sequence: *sequence };
                 is_behind == (towards == LevelEnd::Last)
             }
         };
@@ -462,6 +471,14 @@ impl EntryCursor for LevelCursor {
     fn entry(&self) -> Option<TreeEntry<'_>> {
         match (&self.open, self.state) {
             (Some((_, cursor)), LevelState::AtEntry) => cursor.entry(),
+            (_, LevelState::AtEntry | LevelState::AtDamage | LevelState::NoEntry) => None,
+        }
+    }
+
+    #[inline]
+    fn position(&self) -> Option<Position<'_>> {
+        match (&self.open, self.state) {
+            (Some((_, cursor)), LevelState::AtEntry) => cursor.position(),
             (_, LevelState::AtEntry | LevelState::AtDamage | LevelState::NoEntry) => None,
         }
     }

@@ -7,12 +7,13 @@ use super::level_cursor::{IndexArrivals, LevelCursor, LevelCursorConfig, UnreadK
 use super::table::cursor::TableCursorConfig;
 use super::table::info::TablePlace;
 use super::test_cursor::{histories, in_order, seeded, test_key};
-use super::test_level::{LEVEL, TestLevel, key, level_of};
+use super::test_level::{LEVEL, TestLevel, UNIT_BYTES, key, level_of};
 use crate::EngineError;
 use octokv_base::Lba;
 use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
 use octokv_runtime::block_on;
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::task::{Context, Waker};
 
@@ -219,7 +220,18 @@ fn a_scan_reads_each_part_once_with_and_without_prefetch() {
             assert_eq!(scanned.arrivals, IndexArrivals { there: 5, ..IndexArrivals::default() });
             assert!(level.reads.take().is_empty());
         }
-        assert_eq!(all_reads[0], all_reads[1], "the same reads");
+        let [ahead, one_by_one] = &all_reads[..] else { panic!("two scans") };
+        let covered = |reads: &[(Lba, usize)]| -> BTreeSet<u64> {
+            reads
+                .iter()
+                .flat_map(|(lba, bytes)| lba.0..lba.0 + *bytes as u64 / u64::from(UNIT_BYTES))
+                .collect()
+        };
+        assert_eq!(covered(ahead), covered(one_by_one), "the same blocks of the device");
+        match is_forward {
+            true => assert!(3 * ahead.len() < one_by_one.len(), "{ahead:?} instead of {one_by_one:?}"),
+            false => assert_eq!(ahead, one_by_one, "the same reads"),
+        }
     }
 }
 
@@ -248,8 +260,8 @@ fn the_next_index_is_read_from_the_configured_block_on() {
 }
 
 #[test]
-fn the_first_step_in_a_block_reads_the_next_one_ahead() {
-    for (config, is_forward) in [(PREFETCH, true), (PREFETCH, false), (INDEX_PREFETCH, true)] {
+fn the_first_step_back_in_a_block_reads_the_one_before_ahead() {
+    for (config, is_forward) in [(PREFETCH, false), (INDEX_PREFETCH, false), (INDEX_PREFETCH, true)] {
         let level = level_of(1, 1 << 20);
         let mut cursor = level.cursor(config);
         let run = async {
@@ -279,6 +291,55 @@ fn the_first_step_in_a_block_reads_the_next_one_ahead() {
         let behind = reads_of_steps.len() - last;
         assert_eq!(behind > steps_of_block + steps_of_block / 2, is_ahead, "{reads_of_steps:?}");
     }
+}
+
+/// The number of reads of data blocks, and their bytes, in a scan of some steps from the first key of a table on.
+fn reads_of_scan(level: &TestLevel, table: usize, steps: usize) -> (usize, usize) {
+    let mut cursor = level.cursor(PREFETCH);
+    let from = &level.entries[level.ranges[table].start];
+    let run = async {
+        cursor.seek(Position::before(&from.key)).await.unwrap();
+        for _ in 0..steps {
+            cursor.next().await.unwrap();
+        }
+    };
+    block_on(run, || ());
+    let index_reads: Vec<usize> = (0..level.tables.len()).map(|table| level.index_reads(table)).collect();
+    let reads = level.reads.take();
+    let bytes = reads.iter().map(|(_, bytes)| bytes).sum();
+    (reads.len() - index_reads.iter().sum::<usize>(), bytes)
+}
+
+#[test]
+fn a_scan_forward_reads_at_once_what_those_before_it_needed() {
+    let level = level_of(8, 1 << 20);
+    let steps = level.ranges[0].len() / 2;
+    let (first, _) = reads_of_scan(&level, 0, steps);
+    assert_eq!(first, 3, "one block, then three, then six");
+    for table in 1..4 {
+        assert_eq!(reads_of_scan(&level, table, steps).0, 1, "table {table}");
+    }
+    // The blocks that are in the cache are not read again.
+    assert_eq!(reads_of_scan(&level, 3, steps).0, 0);
+    // Short scans are expected again after some of them.
+    for _ in 0..50 {
+        reads_of_scan(&level, 0, 0);
+    }
+    let (reads, bytes) = reads_of_scan(&level, 7, 0);
+    assert_eq!(reads, 1);
+    let level = level_of(8, 1 << 20);
+    assert_eq!(reads_of_scan(&level, 7, 0), (reads, bytes), "as of a core without earlier scans");
+}
+
+#[test]
+fn a_scan_reads_no_more_ahead_than_a_part_of_the_cache() {
+    let (small, large) = (level_of(2, 64 << 10), level_of(2, 1 << 20));
+    let steps = small.ranges[0].len() - 1;
+    let [in_small, in_large] = [&small, &large].map(|level| {
+        reads_of_scan(level, 0, steps);
+        reads_of_scan(level, 1, steps).0
+    });
+    assert!(in_small > 3 * in_large, "{in_small} reads with a small cache, {in_large} with a large one");
 }
 
 #[test]

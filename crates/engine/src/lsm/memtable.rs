@@ -131,7 +131,8 @@ impl MemtableEntry {
         }
     }
 
-    fn position(&self) -> Position<'_> {
+    /// Its position.
+    pub fn position(&self) -> Position<'_> {
         Position { key: &self.bytes[..self.key_bytes as usize], sequence: self.sequence }
     }
 

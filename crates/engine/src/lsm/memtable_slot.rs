@@ -127,6 +127,14 @@ impl<R: CursorSource> EntryCursor for SlotCursor<R> {
         }
     }
 
+    fn position(&self) -> Option<Position<'_>> {
+        match &self.place {
+            SlotPlace::NoEntry => None,
+            SlotPlace::InMemtable { entry, .. } => Some(entry.position()),
+            SlotPlace::InReplacement(cursor) => cursor.position(),
+        }
+    }
+
     async fn seek(&mut self, position: Position<'_>) -> Result<(), EngineError> {
         match self.slot.contents() {
             SlotContents::Memtable(memtable) => {

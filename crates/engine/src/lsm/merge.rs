@@ -106,12 +106,12 @@ impl<C: EntryCursor> MergingCursor<C> {
 
     /// Of two sources, the one whose entry comes first in a direction; a source without an entry comes last.
     fn first_of(&mut self, one: usize, other: usize, direction: MergeDirection) -> usize {
-        let [of_one, of_other] = [one, other].map(|source| self.sources[source].cursor.entry());
+        let [of_one, of_other] = [one, other].map(|source| self.sources[source].cursor.position());
         let (Some(of_one), Some(of_other)) = (of_one, of_other) else {
             return if of_one.is_some() { one } else { other };
         };
         // Positions are distinct, unless a journal that was replayed twice is in two sources.
-        let order = of_one.position().cmp(&of_other.position()).then(one.cmp(&other));
+        let order = of_one.cmp(&of_other).then(one.cmp(&other));
         self.comparisons += 1;
         match (order, direction) {
             (Ordering::Greater, Forward) | (Ordering::Less, Backward) => other,
@@ -236,7 +236,7 @@ impl<C: EntryCursor> MergingCursor<C> {
                 return self.step(direction).await;
             }
             MergeState::Merged(before) if before == direction => {
-                assert!(self.entry().is_some(), "the cursor is at no entry");
+                assert!(self.position().is_some(), "the cursor is at no entry");
                 return self.step(direction).await;
             }
             MergeState::Merged(_) | MergeState::NoEntry => {}
@@ -260,6 +260,13 @@ impl<C: EntryCursor> EntryCursor for MergingCursor<C> {
     fn entry(&self) -> Option<TreeEntry<'_>> {
         match self.state {
             MergeState::Merged(_) => self.sources.get(*self.winners.get(1)?)?.cursor.entry(),
+            MergeState::NoEntry | MergeState::Damaged(_) => None,
+        }
+    }
+
+    fn position(&self) -> Option<Position<'_>> {
+        match self.state {
+            MergeState::Merged(_) => self.sources.get(*self.winners.get(1)?)?.cursor.position(),
             MergeState::NoEntry | MergeState::Damaged(_) => None,
         }
     }

@@ -322,8 +322,9 @@ impl<C: EntryCursor> SnapshotView<C> {
         is_tombstone || is_expired
     }
 
-    fn choose_forward(&mut self, entry_is_passed: bool) -> Option<ForwardChoice> {
+    fn choose_forward(&mut self) -> Option<ForwardChoice> {
         let entry = self.merge.entry()?;
+        let entry_is_passed = self.passed_key.as_deref() == Some(entry.key);
         if self.bounds.upper.as_deref().is_some_and(|upper| entry.key >= upper) {
             return None;
         }
@@ -359,9 +360,7 @@ impl<C: EntryCursor> SnapshotView<C> {
     ) -> Result<(), EngineError> {
         loop {
             self.passed_on(outcome, ViewResumption::Next)?;
-            let passed_key = self.passed_key.as_deref();
-            let is_passed = self.merge.entry().is_some_and(|entry| Some(entry.key) == passed_key);
-            outcome = match self.choose_forward(is_passed) {
+            outcome = match self.choose_forward() {
                 None => return Ok(()),
                 Some(ForwardChoice::Show) => {
                     self.state = ViewState::ShownForward;

@@ -7,6 +7,7 @@ use super::reclaim::ReclaimQueue;
 use super::table::cache::TableCache;
 use super::table::info::TablePlace;
 use super::table::io::{TableCounters, TableIo};
+use super::table::scan_lengths::ScanLengths;
 use super::table::writer::{TableWriter, TableWriterConfig};
 use super::table_meta::{TableFields, TableMeta, TableParts};
 use super::test_cursor::TestEntry;
@@ -83,6 +84,7 @@ impl TestLevel {
             unit_bytes: UNIT_BYTES,
             place: VolumePlace::default(),
             counters: TableCounters::default(),
+            scan_lengths: ScanLengths::default(),
         });
         let mut cuts: Vec<usize> =
             (1..entries.len()).filter(|&at| entries[at - 1].key != entries[at].key && begins(at)).collect();

@@ -30,6 +30,6 @@ impl TreeIterator {
 
 impl Drop for TreeIterator {
     fn drop(&mut self) {
-        self.volume.iterators.remove(self.state.id);
+        self.volume.iterators.remove(&self.state);
     }
 }

@@ -7,14 +7,15 @@
 //!   seek ─▶ index: the first block whose separator is not before the position ─▶ block: the first entry at or behind it
 //!                                                                               └─▶ none: the first entry of the next block
 //! ```
-//! A step may start to read the next block in its direction into the cache, once for each block; the step into that block awaits it, so that
-//! nothing is read twice.
+//! Forward, a block that is not in the cache is read together with those behind it that the scan will probably enter: as many as scans of the
+//! level had before it ([`super::scan_lengths`]), or, once it is longer, as many as it had itself. A step may start to read more of them, when it has passed half of
+//! what was read, or, backward, the block before; the step into such a block awaits it, so that nothing is read twice.
 //!
 //! In: positions, in both directions. Out: entries by reference to the block.
 //! Invariants: without an entry there is no block; at a block that cannot be read, the place in the index remains, so that the cursor
 //! goes on behind it. Tested in `model_tests.rs` and `damage_tests.rs`.
 
-use super::cache::PartName;
+use super::cache::{PartName, TablePart};
 use super::index::{BlockRef, TableIndex, key_range};
 use super::io::RunBytes;
 use super::key_block::KeyBlockPosition;
@@ -23,10 +24,16 @@ use super::stored_entry::{DataBlock, StoredEntry};
 use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
 use crate::lsm::entry::{Position, TreeEntry};
+use smallvec::SmallVec;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+
+/// The most bytes of one read of an iterator.
+const RUN_BYTES_MAX: u64 = 128 << 10;
+/// Such a read is at most this part of the cache: what many scans read ahead stays there until they come to it.
+const RUNS_PER_CACHE: u64 = 512;
 
 /// How a cursor reads data blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +43,12 @@ pub struct TableCursorConfig {
     /// What a forward step to a block that is not in the cache reads at once, in bytes: the blocks that follow need no further read. The
     /// cursor holds a buffer of this length. 0: one block at a time.
     pub read_ahead_bytes: u32,
-    /// Whether the first step from an entry of a block starts to read the next block in that direction. No effect with [`CacheFill::Skip`].
+    /// Whether it reads blocks ahead of a scan that are expected to be needed. No effect with [`CacheFill::Skip`].
     pub prefetches_blocks: bool,
 }
 
 impl TableCursorConfig {
-    /// For a user's iterator: blocks come one by one, one ahead, and are kept.
+    /// For a user's iterator: as many blocks at a time as it probably needs, which are kept.
     pub const ITERATOR: TableCursorConfig =
         TableCursorConfig { fill: CacheFill::Keep, read_ahead_bytes: 0, prefetches_blocks: true };
     /// For a compaction: the table is read once, in order.
@@ -65,13 +72,39 @@ enum Direction {
     Backward,
 }
 
-/// The read of the next block into the cache.
-enum BlockPrefetch {
-    /// Not started since the cursor came to its block.
-    None,
-    InFlight(Direction, Pin<Box<dyn Future<Output = ()>>>),
-    /// In memory, or there is no further block.
-    Ended,
+/// A read of blocks into the cache.
+struct BlockPrefetch {
+    direction: Direction,
+    /// The offset of its first block.
+    offset: u32,
+    read: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+/// A scan forward, from its seek on, in blocks.
+#[derive(Clone, Copy, Debug, Default)]
+struct BlockScan {
+    entered: u32,
+    /// How many it will probably enter.
+    expected: u32,
+    /// Behind the current one, those that were read or are being read.
+    ahead: u32,
+    /// The length of the last read.
+    run: u32,
+}
+
+impl BlockScan {
+    fn enter(&mut self) {
+        self.entered = self.entered.saturating_add(1);
+        self.ahead = self.ahead.saturating_sub(1);
+        if self.entered > self.expected {
+            self.expected = self.entered.saturating_mul(2);
+        }
+    }
+
+    /// How many blocks to read behind the current one, and those that were read.
+    fn wanted(&self) -> u32 {
+        self.expected.saturating_sub(self.entered.saturating_add(self.ahead))
+    }
 }
 
 /// A cursor over the entries of one table. REQUIRES: the table's run is not freed while the cursor lives. If the future of an
@@ -84,7 +117,12 @@ pub struct TableCursor {
     block: Option<Arc<DataBlock>>,
     at: KeyBlockPosition<StoredEntry>,
     read_ahead: Option<RunBytes>,
-    prefetch: BlockPrefetch,
+    prefetch: Option<BlockPrefetch>,
+    /// Whether it has looked for blocks to read ahead since it came to its block.
+    has_looked_ahead: bool,
+    scan: BlockScan,
+    /// The level of the table, for the lengths of scans.
+    level: usize,
     /// The index, if the cache does not keep it.
     own_index: Option<Arc<TableIndex>>,
     unread: Option<UnreadPart>,
@@ -100,10 +138,19 @@ impl TableCursor {
             block: None,
             at: KeyBlockPosition::default(),
             read_ahead: None,
-            prefetch: BlockPrefetch::None,
+            prefetch: None,
+            has_looked_ahead: false,
+            scan: BlockScan::default(),
+            level: 0,
             own_index: None,
             unread: None,
         }
+    }
+
+    /// The same over a table of a level, whose scans have lengths of their own.
+    pub fn in_level(mut self, level: usize) -> TableCursor {
+        self.level = level;
+        self
     }
 
     /// The part that the last operation could not read, if that failed with [`EngineError::Corrupt`].
@@ -137,26 +184,101 @@ impl TableCursor {
         }
     }
 
-    /// Starts to read the next block in a direction. REQUIRES: none was started since the cursor came to its block.
-    async fn start_prefetch(&mut self, direction: Direction) {
-        self.prefetch = BlockPrefetch::Ended;
-        if self.config.prefetches_blocks && self.config.fill == CacheFill::Keep {
-            let mut read: Pin<Box<dyn Future<Output = ()>>> = Box::pin(self.prefetch(direction));
-            let is_ended = poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_ready())).await;
-            if !is_ended {
-                self.prefetch = BlockPrefetch::InFlight(direction, read);
-            }
+    /// Whether it reads blocks before it comes to them.
+    fn reads_ahead(&self) -> bool {
+        self.config.prefetches_blocks && self.config.fill == CacheFill::Keep
+    }
+
+    /// Starts to read blocks in a direction, if they will probably be needed and none are on their way. Once for each block.
+    async fn look_ahead(&mut self, direction: Direction) {
+        self.has_looked_ahead = true;
+        if !self.reads_ahead() {
+            return;
+        }
+        if self.prefetch.is_none() {
+            self.prefetch = match direction {
+                Direction::Forward => self.next_run(),
+                Direction::Backward => {
+                    Some(BlockPrefetch { direction, offset: 0, read: Box::pin(self.prefetch(direction)) })
+                }
+            };
+        }
+        if let Some(BlockPrefetch { read, .. }) = &mut self.prefetch
+            && poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_ready())).await
+        {
+            self.prefetch = None;
         }
     }
 
-    /// Waits for the block that is being read ahead in a direction, and drops a read in the other one.
+    /// The read of the blocks behind those that were read, once half of these are passed.
+    fn next_run(&mut self) -> Option<BlockPrefetch> {
+        let BlockScan { ahead, run, .. } = self.scan;
+        if self.scan.wanted() == 0 || ahead > run / 2 {
+            return None;
+        }
+        let Some(TablePart::Index(index)) = self.reader.io.cache.get(self.reader.place.id, PartName::Index)
+        else {
+            return None;
+        };
+        let mut behind = index.bodies_behind(&self.block_at).skip(ahead as usize);
+        let first = behind.next()?;
+        if self.reader.io.cache.has(self.reader.place.id, PartName::Data(first.offset)) {
+            self.scan.ahead += 1;
+            return None;
+        }
+        let blocks = self.run_from(first, behind, self.scan.wanted());
+        self.scan.run = blocks.len() as u32;
+        self.scan.ahead += self.scan.run;
+        let reader = self.reader.clone();
+        let read = Box::pin(async move {
+            // A failure comes back when the cursor moves there.
+            let _ = reader.read_blocks(&blocks).await;
+        });
+        Some(BlockPrefetch { direction: Direction::Forward, offset: first.offset, read })
+    }
+
+    /// A block with those of `behind` that one read has, up to `count` with it: side by side on the device, and none in the cache.
+    fn run_from(
+        &self,
+        first: BlockRef,
+        behind: impl Iterator<Item = BlockRef>,
+        count: u32,
+    ) -> SmallVec<[BlockRef; 4]> {
+        let (io, place) = (&self.reader.io, &self.reader.place);
+        let mut blocks = SmallVec::from_iter([first]);
+        let Ok(offset) = self.reader.data_offset(first) else { return blocks };
+        let bytes_max = RUN_BYTES_MAX
+            .min(io.cache.capacity_bytes() / RUNS_PER_CACHE)
+            .min(place.data_end(offset, io.unit_bytes).saturating_sub(offset));
+        for block in behind.take(count.saturating_sub(1) as usize) {
+            let bytes = u64::from(block.offset - first.offset) + u64::from(block.bytes);
+            if bytes > bytes_max || io.cache.has(place.id, PartName::Data(block.offset)) {
+                break;
+            }
+            blocks.push(block);
+        }
+        blocks
+    }
+
+    /// Waits for a read ahead that has the block to which the cursor moves in a direction, and drops one in the other direction.
     async fn end_prefetch(&mut self, direction: Direction) {
-        if let BlockPrefetch::InFlight(started, read) = &mut self.prefetch
-            && *started == direction
-        {
+        self.has_looked_ahead = false;
+        let Some(BlockPrefetch { direction: started, offset, read }) = &mut self.prefetch else { return };
+        if *started == direction {
+            if self.block_at.body().is_some_and(|block| block.offset < *offset) {
+                return;
+            }
             read.await;
         }
-        self.prefetch = BlockPrefetch::None;
+        self.prefetch = None;
+    }
+
+    /// Ends the scan from the last seek on.
+    fn end_scan(&mut self) {
+        if self.scan.entered > 0 && self.reads_ahead() {
+            self.reader.io.scan_lengths.add(self.level, self.scan.entered);
+        }
+        (self.scan, self.prefetch, self.has_looked_ahead) = (BlockScan::default(), None, false);
     }
 
     fn leave_entry(&mut self) {
@@ -193,7 +315,7 @@ impl TableCursor {
         let block = self.block_at.body().expect("the cursor is at a block");
         let loaded = match read_ahead && self.config.read_ahead_bytes > 0 {
             true => self.block_read_ahead(block).await,
-            false => self.reader.block(block, self.config.fill).await,
+            false => self.load(index, block).await,
         };
         match loaded {
             Ok(block) => {
@@ -210,6 +332,23 @@ impl TableCursor {
                 Err(error)
             }
         }
+    }
+
+    /// The block at which the cursor is; with it, a scan forward reads those that it probably enters.
+    async fn load(&mut self, index: &TableIndex, block: BlockRef) -> Result<Arc<DataBlock>, EngineError> {
+        if let Some(block) = self.reader.cached_block(block) {
+            return Ok(block);
+        }
+        if !self.reads_ahead() {
+            return self.reader.read_block(block, self.config.fill).await;
+        }
+        // What was read of it is not there any more, nor, probably, what is behind it.
+        self.scan.ahead = 0;
+        let count = self.scan.wanted().saturating_add(1);
+        let blocks = self.run_from(block, index.bodies_behind(&self.block_at), count);
+        self.scan.run = blocks.len() as u32;
+        self.scan.ahead = self.scan.run - 1;
+        self.reader.read_blocks(&blocks).await
     }
 
     fn unread_keys(&self, index: &TableIndex) -> UnreadPart {
@@ -251,15 +390,28 @@ impl TableCursor {
         if self.block_at.body().is_none() {
             return Ok(());
         }
-        self.end_prefetch(direction).await;
         let index = self.index().await?;
-        if step(&index, &mut self.block_at, direction) {
+        let is_block = step(&index, &mut self.block_at, direction);
+        self.end_prefetch(direction).await;
+        if is_block {
             match direction {
-                Direction::Forward => self.enter_block(&index, true, |block, at| block.first(at)).await?,
-                Direction::Backward => self.enter_block(&index, false, |block, at| block.last(at)).await?,
+                Direction::Forward => {
+                    self.scan.enter();
+                    self.enter_block(&index, true, |block, at| block.first(at)).await?
+                }
+                Direction::Backward => {
+                    self.scan = BlockScan::default();
+                    self.enter_block(&index, false, |block, at| block.last(at)).await?
+                }
             };
         }
         Ok(())
+    }
+}
+
+impl Drop for TableCursor {
+    fn drop(&mut self) {
+        self.end_scan();
     }
 }
 
@@ -275,13 +427,22 @@ impl EntryCursor for TableCursor {
         Some(self.at.body()?.entry(self.at.key(), self.block.as_ref()?))
     }
 
+    #[inline]
+    fn position(&self) -> Option<Position<'_>> {
+        self.block.as_ref()?;
+        self.at.position()
+    }
+
     async fn seek(&mut self, position: Position<'_>) -> Result<(), EngineError> {
         self.leave_entry();
-        self.prefetch = BlockPrefetch::None;
+        self.end_scan();
         let index = self.index().await?;
-        if index.seek(&mut self.block_at, position)
-            && !self.enter_block(&index, false, |block, at| block.seek(at, position)).await?
-        {
+        if !index.seek(&mut self.block_at, position) {
+            return Ok(());
+        }
+        self.scan.expected = self.reader.io.scan_lengths.expected(self.level);
+        self.scan.enter();
+        if !self.enter_block(&index, false, |block, at| block.seek(at, position)).await? {
             // The separator is behind the block's last entry.
             self.move_block(Direction::Forward).await?;
         }
@@ -290,7 +451,7 @@ impl EntryCursor for TableCursor {
 
     async fn seek_before(&mut self, position: Option<Position<'_>>) -> Result<(), EngineError> {
         self.leave_entry();
-        self.prefetch = BlockPrefetch::None;
+        self.end_scan();
         let index = self.index().await?;
         let is_within = position.is_some_and(|position| index.seek(&mut self.block_at, position));
         if !is_within {
@@ -310,8 +471,8 @@ impl EntryCursor for TableCursor {
         if let Some(block) = &self.block
             && block.next(&mut self.at)
         {
-            if matches!(self.prefetch, BlockPrefetch::None) {
-                self.start_prefetch(Direction::Forward).await;
+            if !self.has_looked_ahead {
+                self.look_ahead(Direction::Forward).await;
             }
             return Ok(());
         }
@@ -322,8 +483,8 @@ impl EntryCursor for TableCursor {
         if let Some(block) = &self.block
             && block.prev(&mut self.at)
         {
-            if matches!(self.prefetch, BlockPrefetch::None) {
-                self.start_prefetch(Direction::Backward).await;
+            if !self.has_looked_ahead {
+                self.look_ahead(Direction::Backward).await;
             }
             return Ok(());
         }

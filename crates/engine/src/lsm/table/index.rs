@@ -43,6 +43,20 @@ impl BlockBody for BlockRef {
         is_block.then_some((BlockRef { sequence, offset, bytes: block_bytes }, bytes.len() - rest.len()))
     }
 
+    #[inline]
+    fn end(bytes: &[u8], at: usize) -> Option<usize> {
+        // Three varints, which usually lie within eight bytes: behind the third byte that is the last of one.
+        if let Some(word) = bytes.get(at..).and_then(|bytes| bytes.first_chunk()) {
+            let first = !u64::from_le_bytes(*word) & 0x8080_8080_8080_8080;
+            let second = first & first.wrapping_sub(1);
+            let third = second & second.wrapping_sub(1);
+            if third != 0 {
+                return Some(at + 1 + (third.trailing_zeros() / u8::BITS) as usize);
+            }
+        }
+        BlockRef::decode(bytes, at).map(|(_, end)| end)
+    }
+
     fn sequence(&self) -> u64 {
         self.sequence
     }

@@ -6,6 +6,7 @@
 use super::cache::TableCache;
 use super::frame::BlockOwner;
 use super::info::TablePlace;
+use super::scan_lengths::ScanLengths;
 use crate::{EngineError, VolumePlace};
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};
@@ -39,6 +40,8 @@ pub struct TableIo {
     pub place: VolumePlace,
     /// The statistics of this core.
     pub counters: TableCounters,
+    /// The lengths of its scans.
+    pub scan_lengths: ScanLengths,
 }
 
 /// Counts what a core reads of tables.

@@ -14,7 +14,6 @@
 
 use crate::lsm::entry::{Position, push_varint, take_varint};
 use octokv_base::KEY_BYTES_MAX;
-use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::marker::PhantomData;
 
@@ -25,13 +24,14 @@ pub const KEY_OVERHEAD_MAX: usize = 2 + 2 + size_of::<u32>();
 /// The most bytes of a block besides its entries and the offsets of restart points but the first.
 pub const BLOCK_OVERHEAD_MAX: usize = 2 * size_of::<u32>();
 
-/// A key in memory, without an allocation if it is short.
-type KeyBytes = SmallVec<[u8; 32]>;
-
 /// What an entry of a block has besides its key.
 pub trait BlockBody: Copy {
     /// The body at `at`, and where it ends; `None` if there is none.
     fn decode(bytes: &[u8], at: usize) -> Option<(Self, usize)>;
+    /// Where the body at `at` ends. REQUIRES: decode has found one there.
+    fn end(bytes: &[u8], at: usize) -> Option<usize> {
+        Self::decode(bytes, at).map(|(_, end)| end)
+    }
     /// The sequence number of the entry.
     fn sequence(&self) -> u64;
 }
@@ -87,7 +87,22 @@ impl KeyBlockBuilder {
 
 /// The number of bytes with which both begin.
 pub fn shared_bytes(first: &[u8], second: &[u8]) -> usize {
-    first.iter().zip(second).take_while(|(first, second)| first == second).count()
+    let (words, rest) = first.as_chunks();
+    let (other_words, other_rest) = second.as_chunks();
+    let mut shared = 0;
+    for (word, other) in words.iter().zip(other_words) {
+        let difference = u64::from_le_bytes(*word) ^ u64::from_le_bytes(*other);
+        if difference != 0 {
+            return shared + (difference.trailing_zeros() / u8::BITS) as usize;
+        }
+        shared += size_of::<u64>();
+    }
+    let (rest, other_rest) = match words.len().cmp(&other_words.len()) {
+        Ordering::Less => (rest, &second[shared..]),
+        Ordering::Equal => (rest, other_rest),
+        Ordering::Greater => (&first[shared..], other_rest),
+    };
+    shared + rest.iter().zip(other_rest).take_while(|(first, second)| first == second).count()
 }
 
 /// A block in memory.
@@ -102,7 +117,7 @@ pub struct KeyBlock<B> {
 /// A place in a block: at an entry, or at none. It stays valid while the block's memory is given up and read again.
 #[derive(Clone, Debug)]
 pub struct KeyBlockPosition<B> {
-    key: KeyBytes,
+    key: Vec<u8>,
     body: Option<B>,
     /// Where the entry begins and ends.
     start: usize,
@@ -126,7 +141,7 @@ struct DecodedEntry<B> {
 impl<B> Default for KeyBlockPosition<B> {
     fn default() -> KeyBlockPosition<B> {
         KeyBlockPosition {
-            key: KeyBytes::new(),
+            key: Vec::new(),
             body: None,
             start: 0,
             end: 0,
@@ -140,6 +155,13 @@ impl<B: BlockBody> KeyBlockPosition<B> {
     /// The key of the entry; unspecified without one.
     pub fn key(&self) -> &[u8] {
         &self.key
+    }
+
+    /// The position of the entry.
+    #[inline]
+    pub fn position(&self) -> Option<Position<'_>> {
+        let sequence = self.body.as_ref()?.sequence();
+        Some(Position { key: &self.key, sequence })
     }
 
     /// The body of the entry.
@@ -180,6 +202,15 @@ impl<B: BlockBody> KeyBlockPosition<B> {
     }
 }
 
+/// An entry that a search found.
+struct FoundEntry<B> {
+    body: B,
+    /// Whether it is one of the target's key.
+    has_key: bool,
+    start: usize,
+    end: usize,
+}
+
 /// An entry as it is on media.
 struct StoredKey<'a, B> {
     shared: usize,
@@ -200,7 +231,7 @@ impl<B: BlockBody> KeyBlock<B> {
     }
 
     fn is_consistent(&self, check: &mut impl FnMut(&B) -> bool) -> bool {
-        let (mut key, mut before) = (KeyBytes::new(), None);
+        let (mut key, mut before) = (Vec::new(), None);
         let (mut at, mut restarts) = (0, 0);
         while at < self.entries_bytes {
             let Some(StoredKey { shared, unshared, body, end }) = self.entry_at(at, key.len()) else {
@@ -246,19 +277,36 @@ impl<B: BlockBody> KeyBlock<B> {
 
     /// Moves to the first entry at or behind a position. False, and at no entry, if there is none.
     pub fn seek(&self, place: &mut KeyBlockPosition<B>, target: Position<'_>) -> bool {
-        self.enter(self.restart_for(target), place);
-        while let Some(body) = place.body
-            && (Position { key: &place.key, sequence: body.sequence() }) < target
-        {
-            self.step(place);
-        }
-        place.body.is_some()
+        place.forget_before();
+        place.key.clear();
+        let key = &mut place.key;
+        let found = self.search(target, |shared, unshared| {
+            key.truncate(shared);
+            key.extend_from_slice(unshared);
+        });
+        let Some(FoundEntry { body, start, end, .. }) = found else {
+            place.body = None;
+            return false;
+        };
+        (place.body, place.start, place.end) = (Some(body), start, end);
+        true
     }
 
     /// Moves to the next entry. False, and at no entry, behind the last one. REQUIRES: it is at an entry of this block.
     pub fn next(&self, place: &mut KeyBlockPosition<B>) -> bool {
         place.forget_before();
         self.step(place)
+    }
+
+    /// The bodies of the entries behind one, in order. REQUIRES: `place` is at an entry of this block.
+    pub fn bodies_behind<'a>(&'a self, place: &KeyBlockPosition<B>) -> impl Iterator<Item = B> + use<'a, B> {
+        let mut at = place.end;
+        std::iter::from_fn(move || {
+            // The keys are not needed: decode has checked what they share.
+            let StoredKey { body, end, .. } = self.entry_at(at, KEY_BYTES_MAX)?;
+            at = end;
+            Some(body)
+        })
     }
 
     /// Moves to the preceding entry. False, and at no entry, before the first one. REQUIRES: it is at an entry of this block.
@@ -287,39 +335,49 @@ impl<B: BlockBody> KeyBlock<B> {
 
     /// The body of the first entry at or behind a position, if that is of the same key.
     pub fn find(&self, target: Position<'_>) -> Option<B> {
-        self.search(target).and_then(|(body, has_key)| has_key.then_some(body))
+        self.search(target, |_, _| ()).filter(|found| found.has_key).map(|found| found.body)
     }
 
     /// The body of the first entry at or behind a position.
     pub fn seek_body(&self, target: Position<'_>) -> Option<B> {
-        self.search(target).map(|(body, _)| body)
+        self.search(target, |_, _| ()).map(|found| found.body)
     }
 
-    /// As [`KeyBlock::seek`], without a copy of any key. Also gives whether the entry is one of the target's key.
-    fn search(&self, target: Position<'_>) -> Option<(B, bool)> {
+    /// The first entry at or behind a position. `pass_key` gets the shared and the other bytes of each key up to that entry's, from a restart point on.
+    #[inline]
+    fn search(&self, target: Position<'_>, mut pass_key: impl FnMut(usize, &[u8])) -> Option<FoundEntry<B>> {
         let (mut at, mut key_bytes) = (self.restart_for(target), 0);
         // The bytes with which both the target and the entry before `at` begin. That entry is before the target.
         let mut matched = 0;
         loop {
-            let StoredKey { shared, unshared, body, end } = self.entry_at(at, key_bytes)?;
+            let start = at;
+            let (shared, unshared, body_at) = self.key_at(start, key_bytes)?;
+            pass_key(shared, unshared);
+            let found = |has_key| {
+                let (body, end) = B::decode(self.entries(), body_at)?;
+                Some(FoundEntry { body, has_key, start, end })
+            };
             if shared < matched {
                 // It is behind the target. At a restart point, it shares bytes that it does not say.
-                return Some((body, shared == 0 && unshared == target.key));
+                return found(shared == 0 && unshared == target.key);
             }
             if shared == matched {
                 let rest = &target.key[matched..];
                 let common = shared_bytes(unshared, rest);
-                let order = match (unshared.get(common), rest.get(common)) {
-                    (None, None) => target.sequence.cmp(&body.sequence()),
-                    (byte, target_byte) => byte.cmp(&target_byte),
-                };
-                if order != Ordering::Less {
-                    return Some((body, common == unshared.len() && common == rest.len()));
+                match (unshared.get(common), rest.get(common)) {
+                    (None, None) => {
+                        let found = found(true)?;
+                        if found.body.sequence() <= target.sequence {
+                            return Some(found);
+                        }
+                    }
+                    (byte, target_byte) if byte > target_byte => return found(false),
+                    _ => {}
                 }
                 matched += common;
             }
             key_bytes = shared + unshared.len();
-            at = end;
+            at = B::end(self.entries(), body_at)?;
         }
     }
 
@@ -374,8 +432,9 @@ impl<B: BlockBody> KeyBlock<B> {
             B::decode(self.entries(), body_at).is_some_and(|(body, _)| body.sequence() > target.sequence)
         };
         // Of another key, the body need not be decoded.
-        let is_before = |(_, key, body_at): (usize, &[u8], usize)| {
-            key < target.key || (key == target.key && is_newer(body_at))
+        let is_before = |(_, key, body_at): (usize, &[u8], usize)| match key.cmp(target.key) {
+            Ordering::Equal => is_newer(body_at),
+            order => order.is_lt(),
         };
         let behind = self.restarts_before(|at| self.key_at(at, 0).is_some_and(is_before));
         self.restart(behind.saturating_sub(1))
@@ -415,184 +474,5 @@ fn take_length(bytes: &mut &[u8]) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeSet;
-
-    /// A body that is its sequence number.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct Number(u64);
-
-    impl BlockBody for Number {
-        fn decode(bytes: &[u8], at: usize) -> Option<(Number, usize)> {
-            let mut rest = bytes.get(at..)?;
-            let number = take_varint(&mut rest)?;
-            Some((Number(number), bytes.len() - rest.len()))
-        }
-        fn sequence(&self) -> u64 {
-            self.0
-        }
-    }
-
-    type Entries = Vec<(Vec<u8>, u64)>;
-    /// In order: the newest first.
-    fn entries() -> impl Strategy<Value = Entries> {
-        let key = proptest::collection::vec(prop_oneof![4 => Just(b'a'), 1 => any::<u8>()], 0..20);
-        proptest::collection::btree_set((key, 1..6u64), 1..100).prop_map(|entries: BTreeSet<_>| {
-            let mut entries: Entries = entries.into_iter().collect();
-            entries.sort_by(|(key, sequence), (other, than)| key.cmp(other).then(than.cmp(sequence)));
-            entries
-        })
-    }
-
-    fn encode(entries: &Entries) -> Vec<u8> {
-        let (mut builder, mut bytes) = (KeyBlockBuilder::default(), Vec::new());
-        for (key, sequence) in entries {
-            builder.push(key, |bytes| push_varint(bytes, *sequence));
-        }
-        let expected_bytes = builder.bytes();
-        builder.finish(&mut bytes);
-        assert_eq!((bytes.len(), builder.bytes()), (expected_bytes, 0));
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<KeyBlock<Number>> {
-        KeyBlock::decode(bytes.into(), |_| true)
-    }
-
-    fn entry(place: &KeyBlockPosition<Number>) -> Option<(Vec<u8>, u64)> {
-        place.body().map(|body| (place.key().to_vec(), body.0))
-    }
-
-    proptest! {
-        #[test]
-        fn every_step_and_every_search_is_the_models(
-            entries in entries(),
-            targets in proptest::collection::vec(
-                (proptest::collection::vec(prop_oneof![Just(b'a'), any::<u8>()], 0..20), 0..7u64), 0..30),
-        ) {
-            let block = decode(&encode(&entries)).expect("a block");
-            let mut place = KeyBlockPosition::default();
-            prop_assert!(block.first(&mut place));
-            for want in &entries {
-                prop_assert_eq!(entry(&place), Some(want.clone()));
-                block.next(&mut place);
-            }
-            prop_assert_eq!(entry(&place), None);
-            prop_assert!(block.last(&mut place));
-            for want in entries.iter().rev() {
-                prop_assert_eq!(entry(&place), Some(want.clone()));
-                block.prev(&mut place);
-            }
-            prop_assert_eq!(entry(&place), None);
-            for (key, sequence) in targets.iter().chain(&entries) {
-                let target = Position { key, sequence: *sequence };
-                let at = entries.partition_point(|(key, sequence)| Position { key, sequence: *sequence } < target);
-                prop_assert_eq!(block.seek(&mut place, target), at < entries.len());
-                prop_assert_eq!(entry(&place), entries.get(at).cloned());
-                let found = entries.get(at).map(|entry| Number(entry.1));
-                prop_assert_eq!(block.seek_body(target), found);
-                prop_assert_eq!(block.find(target), found.filter(|_| entries[at].0 == *key));
-                if at < entries.len() {
-                    prop_assert_eq!(block.prev(&mut place), at > 0);
-                    prop_assert_eq!(entry(&place), at.checked_sub(1).map(|at| entries[at].clone()));
-                }
-            }
-        }
-
-        #[test]
-        fn steps_in_any_order_are_the_models_whatever_the_restart_points(
-            entries in entries(),
-            interval in 1..60u32,
-            steps in proptest::collection::vec(prop_oneof![any::<bool>(), Just(false)], 1..200),
-        ) {
-            let mut builder = KeyBlockBuilder::default();
-            for (index, (key, sequence)) in entries.iter().enumerate() {
-                // A writer with another interval.
-                builder.since_restart = if (index as u32).is_multiple_of(interval) { RESTART_INTERVAL } else { 0 };
-                builder.push(key, |bytes| push_varint(bytes, *sequence));
-            }
-            let mut bytes = Vec::new();
-            builder.finish(&mut bytes);
-            let block = decode(&bytes).expect("a block");
-            let (mut place, mut at) = (KeyBlockPosition::default(), entries.len() / 2);
-            let (key, sequence) = &entries[at];
-            block.seek(&mut place, Position { key, sequence: *sequence });
-            for is_forward in steps {
-                prop_assert_eq!(entry(&place), Some(entries[at].clone()));
-                let next = if is_forward { at + 1 } else { at.wrapping_sub(1) };
-                if next >= entries.len() {
-                    continue;
-                }
-                let is_moved = if is_forward { block.next(&mut place) } else { block.prev(&mut place) };
-                prop_assert!(is_moved);
-                at = next;
-            }
-        }
-
-        #[test]
-        fn any_bytes_are_no_block_or_one_that_is_read_in_order(
-            entries in entries(),
-            changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
-        ) {
-            let mut bytes = encode(&entries);
-            for (at, byte) in changes {
-                let at = at.index(bytes.len());
-                bytes[at] = byte;
-            }
-            if let Some(block) = decode(&bytes) {
-                let (mut place, mut forward) = (KeyBlockPosition::default(), Vec::new());
-                block.first(&mut place);
-                while let Some(entry) = entry(&place) {
-                    forward.push(entry);
-                    block.next(&mut place);
-                }
-                let is_behind = |(key, sequence): &(Vec<u8>, u64), (than, number): &(Vec<u8>, u64)| {
-                    key < than || (key == than && sequence > number)
-                };
-                prop_assert!(forward.is_sorted_by(is_behind));
-                block.last(&mut place);
-                for want in forward.iter().rev() {
-                    prop_assert_eq!(entry(&place), Some(want.clone()));
-                    block.prev(&mut place);
-                }
-                prop_assert_eq!(entry(&place), None);
-            }
-        }
-    }
-
-    #[test]
-    fn blocks_that_contradict_themselves_are_refused() {
-        let restarts = |entries: &[u8], restarts: &[u32]| {
-            let mut bytes = entries.to_vec();
-            restarts.iter().for_each(|restart| bytes.extend_from_slice(&restart.to_le_bytes()));
-            bytes.extend_from_slice(&(restarts.len() as u32).to_le_bytes());
-            decode(&bytes).is_some()
-        };
-        // "a" of sequence 5, then "ab" of 3.
-        let two = [0, 1, b'a', 5, 1, 1, b'b', 3];
-        assert!(restarts(&two, &[0]));
-        assert!(!restarts(&two, &[]), "no restart point");
-        assert!(!restarts(&two, &[1]), "the first entry is no restart point");
-        assert!(!restarts(&two, &[0, 4]), "a restart point that shares bytes");
-        assert!(!restarts(&two, &[0, 5]), "a restart point within an entry");
-        assert!(!restarts(&two, &[0, 0]), "a restart point twice");
-        assert!(!restarts(&two[..7], &[0]), "an entry that is cut");
-        assert!(!restarts(&[], &[0]), "no entry");
-        assert!(!restarts(&[0, 1, b'b', 5, 0, 1, b'a', 3], &[0]), "keys out of order");
-        assert!(!restarts(&[0, 1, b'a', 3, 1, 0, 5], &[0]), "sequence numbers that rise");
-        assert!(!restarts(&[0, 1, b'a', 3, 1, 0, 3], &[0]), "an entry twice");
-        assert!(!restarts(&[1, 1, b'a', 3], &[0]), "shared bytes without a key before");
-        assert!(restarts(&[0, 1, b'a', 5, 1, 0, 3], &[0]), "two versions of a key");
-        let long_key = |bytes: usize| {
-            let mut entry = vec![0];
-            push_varint(&mut entry, bytes as u64);
-            entry.resize(entry.len() + bytes, b'k');
-            entry.push(1);
-            restarts(&entry, &[0])
-        };
-        assert!(long_key(KEY_BYTES_MAX) && !long_key(KEY_BYTES_MAX + 1), "the longest key");
-        assert!(decode(&u32::MAX.to_le_bytes()).is_none(), "too many restart points");
-    }
-}
+#[path = "key_block_tests.rs"]
+mod tests;

@@ -14,7 +14,7 @@
 //!
 //! # Layout
 //! - [`writer`]: entries in order become a table; [`run_writer`] writes its bytes.
-//! - [`reader`]: gets. [`cursor`]: steps through the entries, in both directions.
+//! - [`reader`]: gets. [`cursor`]: steps through the entries, in both directions; [`scan_lengths`]: how far they go.
 //! - [`info`]: what is known of a table without reading it, and its descriptor on media.
 //! - [`key_block`]: blocks of prefix-compressed keys: [`stored_entry`] in data blocks, [`index`] of those. [`frame`]: their checksum
 //!   and compression.
@@ -31,6 +31,7 @@ pub mod io;
 pub mod key_block;
 pub mod reader;
 pub mod run_writer;
+pub mod scan_lengths;
 pub mod stored_entry;
 pub mod writer;
 

@@ -196,9 +196,48 @@ impl TableReader {
         block: BlockRef,
         fill: CacheFill,
     ) -> Result<Arc<DataBlock>, EngineError> {
-        if let Some(TablePart::Data(block)) = self.cached(PartName::Data(block.offset)) {
-            return Ok(block);
+        match self.cached_block(block) {
+            Some(block) => Ok(block),
+            None => self.read_block(block, fill).await,
         }
+    }
+
+    /// A data block, if it is in the cache.
+    pub(super) fn cached_block(&self, block: BlockRef) -> Option<Arc<DataBlock>> {
+        match self.cached(PartName::Data(block.offset)) {
+            Some(TablePart::Data(block)) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Reads data blocks that lie side by side into the cache, by one read, and gives the first. One of the others that is damaged is left out.
+    /// REQUIRES: there is one at least, and the index has them in this order.
+    pub(super) async fn read_blocks(&self, blocks: &[BlockRef]) -> Result<Arc<DataBlock>, EngineError> {
+        let (first, others) = blocks.split_first().expect("the caller wants a block");
+        let Some(last) = others.last() else { return self.read_block(*first, CacheFill::Keep).await };
+        let offset = self.data_offset(*first)?;
+        let bytes = (last.offset - first.offset + last.bytes) as usize;
+        let Ok(run) = self.io.read(&self.place, offset, bytes).await else {
+            // What failed may be in the others' part.
+            return self.read_block(*first, CacheFill::Keep).await;
+        };
+        let decoded = |block: &BlockRef| {
+            let part = &run.bytes()[(block.offset - first.offset) as usize..][..block.bytes as usize];
+            let decoded = self.open_block(part, *block).map(Arc::new)?;
+            let part = TablePart::Data(Arc::clone(&decoded));
+            self.io.cache.insert(self.place.id, PartName::Data(block.offset), part);
+            Some(decoded)
+        };
+        others.iter().for_each(|block| drop(decoded(block)));
+        decoded(first).ok_or_else(|| self.block_error(RunReadError::Media, offset))
+    }
+
+    /// Reads a data block.
+    pub(super) async fn read_block(
+        &self,
+        block: BlockRef,
+        fill: CacheFill,
+    ) -> Result<Arc<DataBlock>, EngineError> {
         let offset = self.data_offset(block)?;
         let found = self.io.read(&self.place, offset, block.bytes as usize).await;
         let found = found.map_err(|error| self.block_error(error, offset))?;
@@ -219,13 +258,16 @@ impl TableReader {
 
     /// The data block of these bytes.
     pub(super) fn decode(&self, bytes: &[u8], block: BlockRef) -> Result<Arc<DataBlock>, EngineError> {
-        let owner = self.io.owner(self.place.id);
-        let payload = open(bytes, BlockKind::Data, owner, block.offset, DATA_BYTES_MAX);
-        let decoded = payload.and_then(|payload| KeyBlock::decode(payload, |_| true));
-        match decoded {
+        match self.open_block(bytes, block) {
             Some(decoded) => Ok(Arc::new(decoded)),
             None => Err(self.block_error(RunReadError::Media, self.data_offset(block)?)),
         }
+    }
+
+    fn open_block(&self, bytes: &[u8], block: BlockRef) -> Option<DataBlock> {
+        let owner = self.io.owner(self.place.id);
+        let payload = open(bytes, BlockKind::Data, owner, block.offset, DATA_BYTES_MAX)?;
+        KeyBlock::decode(payload, |_| true)
     }
 
     fn block_error(&self, error: RunReadError, offset: u64) -> EngineError {

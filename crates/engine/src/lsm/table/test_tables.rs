@@ -5,6 +5,7 @@ use super::cursor::{TableCursor, TableCursorConfig};
 use super::info::TableInfo;
 use super::io::{TableCounters, TableIo};
 use super::reader::{FoundInTable, SearchKey, TableReader};
+use super::scan_lengths::ScanLengths;
 use super::writer::{TableWriter, TableWriterConfig};
 use crate::common::allocator::Extent;
 use crate::lsm::cursor::EntryCursor;
@@ -204,6 +205,7 @@ impl TestVolume {
             unit_bytes,
             place: VolumePlace::new(1, 2),
             counters: TableCounters::default(),
+            scan_lengths: ScanLengths::default(),
         };
         TestVolume { io: Rc::new(io), faults, reads, writes }
     }
@@ -215,6 +217,7 @@ impl TestVolume {
             pool: self.io.pool.clone(),
             cache: Arc::new(TableCache::new(self.io.cache.capacity_bytes())),
             counters: TableCounters::default(),
+            scan_lengths: ScanLengths::default(),
             ..*self.io
         };
         let [reads, writes] = [&self.reads, &self.writes].map(Rc::clone);
