@@ -108,6 +108,31 @@ impl SpaceAllocator {
         None
     }
 
+    /// Allocates the lowest run of `longest` units or, if there is none, the lowest of the longest that are free, at least `shortest`.
+    pub fn allocate_longest(&self, longest: u64, shortest: u64) -> Option<Extent> {
+        let mut best: Option<(usize, u64)> = None;
+        for (index, partition) in self.partitions.iter().enumerate() {
+            let units = partition.lock().longest_run(longest).map_or(0, |(_, units)| units);
+            if units >= shortest && best.is_none_or(|(_, most)| units > most) {
+                best = Some((index, units));
+            }
+            if units == longest {
+                break;
+            }
+        }
+        let (index, _) = best?;
+        // Others may have taken a part of it meanwhile.
+        let (at, units) = self.partitions[index].lock().allocate_longest(longest, shortest)?;
+        self.free_units.fetch_sub(units, Ordering::Relaxed);
+        Some(Extent { location: self.first_unit + index as u64 * self.partition_units + at, units })
+    }
+
+    /// Whether so many units in a row are free in a partition.
+    pub fn has_run(&self, units: u64) -> bool {
+        let is_long = |(_, longest): (u64, u64)| longest == units;
+        self.partitions.iter().any(|partition| partition.lock().longest_run(units).is_some_and(is_long))
+    }
+
     /// The first preferred partition of core `core` of `cores`. REQUIRES: `core < cores`.
     pub fn initial_partition(&self, core: usize, cores: usize) -> usize {
         core * self.partitions.len() / cores
@@ -261,6 +286,29 @@ impl BitmapPartition {
             self.raised_floors |= 1 << (units - 1);
         }
         found
+    }
+
+    fn allocate_longest(&mut self, longest: u64, shortest: u64) -> Option<(u64, u64)> {
+        let (at, units) = self.longest_run(longest).filter(|&(_, units)| units >= shortest)?;
+        self.write_bits(at, units, false);
+        self.next_unit = at + units;
+        Some((at, units))
+    }
+
+    /// The lowest run of `enough` units, else the lowest of the longest: its start and its length.
+    fn longest_run(&self, enough: u64) -> Option<(u64, u64)> {
+        let (mut at, mut best) = (self.floor(1), None);
+        while let Some(found) = self.next_free(at) {
+            let units = self.run_length(found, enough).min(enough);
+            if best.is_none_or(|(_, most)| units > most) {
+                best = Some((found, units));
+            }
+            if units == enough {
+                break;
+            }
+            at = found + units;
+        }
+        best
     }
 
     fn find_run(&self, from: u64, units: u64) -> Option<u64> {

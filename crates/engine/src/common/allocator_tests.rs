@@ -10,6 +10,8 @@ use std::fmt;
 enum Operation {
     /// Of a number of units.
     Allocate(u64),
+    /// Of the longest free run, up to a number of units.
+    AllocateLongest(u64),
     /// Of what is free first among so many units from a unit on, in thirds of the partition.
     AllocateWithin(u64, u64),
     /// Of one of the runs that are held, if any; the number counts round.
@@ -21,6 +23,7 @@ impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
             Operation::Allocate(units) => write!(f, "allocate {units}"),
+            Operation::AllocateLongest(units) => write!(f, "allocate up to {units}"),
             Operation::AllocateWithin(third, units) => write!(f, "within {units} from third {third}"),
             Operation::Free(number) => write!(f, "free held run {number}"),
         }
@@ -33,6 +36,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         0..7 => Operation::Allocate(small),
         7 => Operation::Allocate(large),
         8 => Operation::AllocateWithin(small % 3, large),
+        9 => Operation::AllocateLongest(large + 2),
         _ => Operation::Free(large as usize),
     });
     vec(vec(operation, 0..=110), 0..=110).prop_map(|parts| parts.concat())
@@ -58,6 +62,20 @@ fn assert_agrees_with_a_model(fit: FitPolicy, units: u64, operations: &[Operatio
                 if let Some((at, length)) = run {
                     model[at..at + length].fill(false);
                     held.push(Extent { location: at as u64, units: length as u64 });
+                }
+                continue;
+            }
+            Operation::AllocateLongest(length) => {
+                let free = |at: usize| (at..units as usize).take_while(|&at| model[at]).count() as u64;
+                let lengths: Vec<u64> = (0..units as usize).map(|at| free(at).min(length)).collect();
+                let most = lengths.iter().copied().max().filter(|&most| most >= 3);
+                let expected = most.map(|most| (lengths.iter().position(|&it| it == most).unwrap(), most));
+                let got = partition.allocate_longest(length, 3);
+                assert_eq!(got, expected.map(|(at, units)| (at as u64, units)), "up to {length} units");
+                if let Some((at, units)) = got {
+                    last_end = (at + units) as usize;
+                    model[at as usize..(at + units) as usize].fill(false);
+                    held.push(Extent { location: at, units });
                 }
                 continue;
             }
@@ -117,6 +135,26 @@ fn a_full_partition_takes_from_the_next_and_all_comes_back() {
         held.drain(..).for_each(|extent| space.release(extent));
         assert_eq!(space.free_units(), 1_000);
     }
+}
+
+#[test]
+fn the_longest_run_of_all_partitions_is_taken_if_it_is_long_enough() {
+    let space = SpaceAllocator::new(10, 1_000, 4, FitPolicy::First);
+    // Of 256, 256, 256 and 232 units.
+    let taken = |location, units| assert!(space.mark_used(Extent { location, units }));
+    taken(10, 200);
+    taken(10 + 256 + 100, 100);
+    let longest =
+        |longest, shortest| space.allocate_longest(longest, shortest).map(|it| (it.location, it.units));
+    assert_eq!(longest(300, 257), None);
+    assert_eq!(longest(300, 40), Some((10 + 512, 256)));
+    assert_eq!(longest(50, 50), Some((210, 50)), "the lowest that is long enough");
+    assert_eq!(longest(300, 40), Some((10 + 768, 232)));
+    assert_eq!(longest(300, 40), Some((10 + 256, 100)));
+    assert!(space.has_run(56) && !space.has_run(57));
+    assert_eq!(longest(300, 57), None);
+    assert_eq!(longest(300, 56), Some((10 + 256 + 200, 56)));
+    assert_eq!(space.free_units(), 6);
 }
 
 #[test]
