@@ -3,11 +3,11 @@
 use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
 use crate::lsm_faults::AllPairs;
-use octokv_base::{Lba, Prng};
-use octokv_device::Device;
+use octokv_base::{Buffer, Lba, Prng};
 use octokv_device::disk_image::DiskImage;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::PowerLossDisk;
+use octokv_device::{Device, DeviceFuture, Geometry};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::lsm::{LsmEngine, LsmVolume, open_with};
 use octokv_engine::volume_suite::{FoundValues, KEYS, VolumeSuite};
@@ -73,8 +73,40 @@ fn damaged_device(image: &DiskImage, block: u64, damage: Damage) -> (PowerLossDi
         }
     }
     let disk = PowerLossDisk::new(image, BLOCK_BYTES as u32);
-    let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan));
+    let faults = FaultDevice::new(Rc::new(disk.clone()), plan.clone());
+    let device: Rc<dyn Device> = Rc::new(RemappingDevice { faults, plan, block });
     (disk, device)
+}
+
+/// A device with an unreadable block, which is readable again once it is written, as a drive has another place for it then.
+struct RemappingDevice {
+    faults: FaultDevice,
+    plan: FaultPlan,
+    block: u64,
+}
+
+impl Device for RemappingDevice {
+    fn geometry(&self) -> Geometry {
+        self.faults.geometry()
+    }
+    fn name(&self) -> &str {
+        self.faults.name()
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.faults.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if (at.0..at.0 + (buffer.len() / BLOCK_BYTES) as u64).contains(&self.block) {
+            self.plan.clear();
+        }
+        self.faults.write(at, buffer)
+    }
+    fn flush(&self) -> DeviceFuture {
+        self.faults.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.faults.trim(at, blocks)
+    }
 }
 
 fn open((disk, device): (PowerLossDisk, Rc<dyn Device>), context: &str) -> Opened {

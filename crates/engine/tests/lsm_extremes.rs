@@ -121,6 +121,84 @@ fn keys_and_values_of_every_extreme_length_are_found_in_memtables_tables_and_seg
     assert!(engine.statistics().used_bytes < 1 << 20, "{} B are used", engine.statistics().used_bytes);
 }
 
+#[test]
+fn long_keys_fill_a_volume_whose_checkpoints_hold_them() {
+    let fixture = LsmFixture::default();
+    for device_bytes in [48 << 20, 96 << 20] {
+        let device: Rc<dyn Device> = StableMemory::new(device_bytes, 512);
+        run(fixture.format(Rc::clone(&device)));
+        let mut engine = open(&device, &fixture, |_| {});
+        let mut random = Prng::new(device_bytes);
+        // All bytes differ, so that tables have long keys at their ends.
+        let mut key_of = |index: u64| {
+            let mut key = vec![0; 1024];
+            random.fill(&mut key);
+            key[..8].copy_from_slice(&index.to_be_bytes());
+            Key::new(&key).unwrap()
+        };
+        let mut stored = Vec::new();
+        for index in 0.. {
+            let key = key_of(octokv_base::prng::mix64(index));
+            match put(&engine, &key, &index.to_le_bytes()) {
+                PutOutcome::Stored => stored.push(key),
+                outcome => {
+                    assert_eq!(outcome, PutOutcome::Full);
+                    break;
+                }
+            }
+        }
+        let live = stored.len() as u64 * 1060;
+        let capacity = engine.statistics().capacity_bytes;
+        let room = capacity - engine.volume().settings().reserve_bytes;
+        assert!(live * 10 >= room * 7, "{live} B live of {room} B");
+        run(engine.checkpoint()).unwrap_or_else(|error| panic!("{error}: {:?}", engine.volume().version()));
+        drop(engine);
+        engine = open(&device, &fixture, |_| {});
+        for (index, key) in (0_u64..).zip(&stored) {
+            assert_eq!(get(&engine, key), Some(index.to_le_bytes().to_vec()));
+        }
+        run(engine.compact_all()).expect("no fault");
+        run(engine.checkpoint()).expect("the image has its area");
+        for key in &stored {
+            assert_eq!(run(engine.delete(key)), Ok(DeleteOutcome::Deleted));
+        }
+        run(engine.compact_all()).expect("no fault");
+        let used = engine.statistics().used_bytes;
+        assert!(used * 20 < capacity, "{used} B of {capacity} B");
+    }
+}
+
+#[test]
+fn values_of_two_mebibytes_fill_a_volume_ten_times() {
+    const VALUE: usize = 2 << 20;
+    let fixture = LsmFixture::default();
+    let device: Rc<dyn Device> = StableMemory::new(96 << 20, 512);
+    run(fixture.format(Rc::clone(&device)));
+    let engine = open(&device, &fixture, |_| {});
+    let key_of = |index: u64| Key::new(&index.to_be_bytes()).unwrap();
+    let value_of = |operation: u64| vec![operation as u8; VALUE];
+    let mut random = Prng::new(4);
+    let mut values: Vec<u64> = Vec::new();
+    while put(&engine, &key_of(values.len() as u64), &value_of(values.len() as u64)) == PutOutcome::Stored {
+        values.push(values.len() as u64);
+    }
+    let (live, capacity) = ((values.len() * VALUE) as u64, engine.statistics().capacity_bytes);
+    assert!(live * 100 > capacity * 75, "{live} B live of {capacity} B");
+    // Three are deleted, so that others can be replaced.
+    for _ in 0..3 {
+        values.pop();
+        assert_eq!(run(engine.delete(&key_of(values.len() as u64))), Ok(DeleteOutcome::Deleted));
+    }
+    for operation in 0..(10 * (96 << 20) / VALUE) as u64 {
+        let index = random.below(values.len() as u64);
+        assert_eq!(put(&engine, &key_of(index), &value_of(operation)), PutOutcome::Stored, "{operation}");
+        values[index as usize] = operation;
+    }
+    for (index, &operation) in (0..).zip(&values) {
+        assert!(get(&engine, &key_of(index)) == Some(value_of(operation)));
+    }
+}
+
 /// A device whose blocks of zeros take no memory.
 struct SparseMemory {
     bytes: u64,

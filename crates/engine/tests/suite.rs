@@ -28,6 +28,7 @@ mod lsm_damage;
 mod lsm_extremes;
 mod lsm_faults;
 mod lsm_fixtures;
+mod lsm_full;
 mod lsm_iterators;
 mod lsm_pace;
 mod lsm_power_loss;

@@ -33,6 +33,12 @@ pub struct CompactionSettings {
     pub segment_live_permille: u16,
     /// Tables are compacted only to collect segments if so many of a thousand bytes in all segments are dead.
     pub garbage_permille: u16,
+    /// A compaction that could write more than these bytes, of tables and of values, is not chosen: there is no space for it.
+    pub output_bytes_max: u64,
+    /// The bytes of a unit: a record in a segment takes whole ones.
+    pub unit_bytes: u64,
+    /// Whether every replaced entry is worth a compaction, since space is wanted: all levels above the last one that has tables are then to be empty.
+    pub wants_space: bool,
 }
 
 impl Default for CompactionSettings {
@@ -46,6 +52,9 @@ impl Default for CompactionSettings {
             tombstone_permille: 500,
             segment_live_permille: 500,
             garbage_permille: 250,
+            output_bytes_max: u64::MAX,
+            unit_bytes: 512,
+            wants_space: false,
         }
     }
 }
@@ -61,6 +70,8 @@ pub enum CompactionReason {
     Tombstones,
     /// Too many bytes in value segments are dead.
     Garbage,
+    /// There is no space for a compaction of a table with all that it overlaps: it is written again as several.
+    Split,
 }
 
 /// What a choice knows of a tree.
@@ -105,6 +116,8 @@ pub struct TreeCompaction {
     pub is_bottommost: bool,
     /// Whether the inputs may go to the output level as they are.
     pub is_move: bool,
+    /// The bytes of data of its tables, if not those that the settings of the tree say.
+    pub table_bytes: Option<u64>,
 }
 
 impl TreeCompaction {
@@ -149,12 +162,31 @@ impl TreeCompaction {
             last_key,
             is_bottommost,
             is_move,
+            table_bytes: None,
         }
+    }
+
+    /// A compaction that writes a table again as several of so many bytes.
+    pub fn split(
+        input: &CompactionInput<'_>,
+        level: usize,
+        table: Arc<TableMeta>,
+        table_bytes: u64,
+    ) -> TreeCompaction {
+        let split = TreeCompaction::new(input, CompactionReason::Split, (level, level), vec![table]);
+        TreeCompaction { table_bytes: Some(table_bytes), ..split }
+    }
+
+    /// Whether there is space for the tables that it writes.
+    pub fn has_space(&self, settings: &CompactionSettings) -> bool {
+        self.is_move || self.space_bytes(settings) <= settings.output_bytes_max
     }
 
     /// This compaction with the values that it moves.
     pub fn complete(mut self, input: &CompactionInput<'_>) -> TreeCompaction {
-        self.moved_segments = moved_segments(input, self.tables());
+        let values_bytes_max =
+            input.settings.output_bytes_max.saturating_sub(self.space_bytes(input.settings));
+        self.moved_segments = moved_segments(input, self.tables(), values_bytes_max);
         self.is_move &= self.moved_segments.is_empty();
         self
     }
@@ -167,6 +199,11 @@ impl TreeCompaction {
     /// The bytes of the tables that it reads.
     pub fn input_bytes(&self) -> u64 {
         self.tables().map(|table| table.bytes()).sum()
+    }
+
+    /// The bytes of the space of the tables that it reads, with all that they consist of: those that it writes need at most about as much.
+    pub fn space_bytes(&self, settings: &CompactionSettings) -> u64 {
+        self.tables().map(|table| table.extent().units.saturating_mul(settings.unit_bytes)).sum()
     }
 
     /// Whether it may not run while the other does: they share a table, or could write into one range.
@@ -240,6 +277,16 @@ pub fn collectable(input: &CompactionInput<'_>, segment: u32) -> Option<(u64, u6
     Some((seal.record_bytes, input.usage.live_bytes(segment)))
 }
 
+/// The bytes that so many bytes of values of a segment take in records, if they are like its others.
+fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u64 {
+    let state = input.version.segments().get(&segment);
+    let seal = state.and_then(|state| state.seal).filter(|seal| seal.record_bytes > 0);
+    let stored = seal.map(|seal| {
+        u128::from(bytes) * u128::from(seal.units * input.settings.unit_bytes) / u128::from(seal.record_bytes)
+    });
+    stored.map_or(bytes, |stored| (stored.min(u128::from(u64::MAX)) as u64).max(bytes))
+}
+
 /// The segments that are mostly dead, with the bytes that live.
 pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
     let permille = u128::from(input.settings.segment_live_permille);
@@ -256,17 +303,18 @@ pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
 }
 
 /// The segments that are mostly dead and to which these tables refer, those with the fewest live bytes first, as far as a compaction may move their values. At
-/// least one, if there is one.
+/// least one, if there is one and space for its values.
 fn moved_segments<'a>(
     input: &CompactionInput<'_>,
     tables: impl Iterator<Item = &'a Arc<TableMeta>>,
+    values_bytes_max: u64,
 ) -> Vec<u32> {
     let victims = victims(input);
     let mut bytes_of: FxHashMap<u32, u64> = FxHashMap::default();
     for (segment, bytes) in tables.flat_map(|table| table.segment_bytes()) {
         if victims.contains_key(&segment) {
             let sum = bytes_of.entry(segment).or_default();
-            *sum = sum.saturating_add(bytes);
+            *sum = sum.saturating_add(stored_bytes(input, segment, bytes));
         }
     }
     let mut by_live_bytes: Vec<(u64, u32, u64)> =
@@ -276,7 +324,7 @@ fn moved_segments<'a>(
     let is_within = |&(_, _, bytes): &(u64, u32, u64)| {
         let is_first = moved_bytes == 0;
         moved_bytes = moved_bytes.saturating_add(bytes);
-        is_first || moved_bytes <= input.settings.input_bytes_max
+        moved_bytes <= values_bytes_max && (is_first || moved_bytes <= input.settings.input_bytes_max)
     };
     let mut moved: Vec<u32> = by_live_bytes.into_iter().take_while(is_within).map(|it| it.1).collect();
     moved.sort_unstable();

@@ -16,6 +16,7 @@ use super::compaction::{
     CompactionInput, CompactionReason, CompactionSettings, TreeCompaction, are_disjoint, hull,
 };
 use super::compaction_cleanup::{GarbageSearch, TombstoneSearch};
+use super::settings::run_bytes_least;
 use super::table_meta::TableMeta;
 use super::tree_version::TreeVersion;
 use super::version_edit::LEVELS;
@@ -113,22 +114,32 @@ fn choose_by_size(input: &CompactionInput<'_>, state: &mut ChoiceState) -> Optio
     // In thousandths of the target, and the bytes above it.
     let mut levels: Vec<(u128, usize, u64)> = Vec::new();
     let level0_tables = version.level0().len();
-    if level0_tables >= settings.level0_trigger.max(1) {
+    if level0_tables >= settings.level0_trigger.max(1) || (settings.wants_space && level0_tables > 0) {
         levels.push((level0_tables as u128 * 1000 / settings.level0_trigger.max(1) as u128, 0, 0));
     }
+    let last_level = (1..LEVELS).rev().find(|&level| version.level_tables(level) > 0).unwrap_or(0);
     for level in 1..LEVELS - 1 {
         let leaving = input.running.iter().filter(|it| it.input_level == level && it.output_level != level);
         let leaving_bytes: u64 = leaving.flat_map(|it| &it.inputs).map(|table| table.bytes()).sum();
-        let (bytes, target) =
-            (version.level_bytes(level).saturating_sub(leaving_bytes), level_target(level, settings));
+        let bytes = version.level_bytes(level).saturating_sub(leaving_bytes);
+        let target = match settings.wants_space && level < last_level {
+            true => 0,
+            false => level_target(level, settings),
+        };
         if bytes > target {
             levels.push((u128::from(bytes) * 1000 / u128::from(target.max(1)), level, bytes - target));
         }
     }
     levels.sort_unstable_by(|one, other| other.cmp(one));
-    levels.into_iter().find_map(|(_, level, excess_bytes)| match level {
+    let wants_level0 = levels.iter().any(|(_, level, _)| *level == 0);
+    let chosen = levels.into_iter().find_map(|(_, level, excess_bytes)| match level {
         0 => choose_level0(input, CompactionReason::Level0, 0),
         _ => choose_level(input, level, excess_bytes, &mut state.behind[level]),
+    });
+    // Level 1 is too large for level 0 to be merged with it in the space that there is: the tables of level 1 sink first.
+    chosen.or_else(|| {
+        let sinks = wants_level0 && version.level_tables(1) > 0;
+        sinks.then(|| choose_level(input, 1, u64::MAX, &mut state.behind[1])).flatten()
     })
 }
 
@@ -154,7 +165,7 @@ fn choose_level0(
         }
         (from, chosen) = (from - 1, longer);
     }
-    unless_conflicting(input, chosen)
+    unless_conflicting(input, chosen).filter(|chosen| chosen.has_space(input.settings))
 }
 
 /// A compaction of the table of a level that overlaps least, of those that follow the last one.
@@ -167,6 +178,8 @@ fn choose_level(
     let tables = input.version.level(level);
     let start = tables.rank(behind, true);
     let mut best: Option<(u128, usize)> = None;
+    // The one that would need the least space, of those for which there is none.
+    let mut blocked: Option<(u64, usize)> = None;
     for step in 0..CANDIDATES.min(tables.len()) {
         let rank = (start + step) % tables.len();
         let Some(table) = tables.nth(rank) else { continue };
@@ -174,9 +187,25 @@ fn choose_level(
             TreeCompaction::new(input, CompactionReason::LevelBytes, (level, level + 1), vec![table.clone()]);
         let overlapped_bytes: u64 = compaction.overlapped.iter().map(|table| table.bytes()).sum();
         let cost = u128::from(overlapped_bytes) * 1000 / u128::from(table.bytes());
-        if best.is_none_or(|(least, _)| cost < least) && unless_conflicting(input, compaction).is_some() {
+        let (has_space, needed) =
+            (compaction.has_space(input.settings), compaction.space_bytes(input.settings));
+        if !has_space
+            && table.first_key() < table.last_key()
+            && blocked.is_none_or(|(least, _)| needed < least)
+        {
+            blocked = Some((needed, rank));
+        }
+        if best.is_none_or(|(least, _)| cost < least)
+            && has_space
+            && unless_conflicting(input, compaction).is_some()
+        {
             best = Some((cost, rank));
         }
+    }
+    if let (None, Some((needed, rank))) = (best, blocked)
+        && let Some(table) = tables.nth(rank)
+    {
+        return split(input, level, table, needed);
     }
     let Some((_, rank)) = best else {
         // All of them are being compacted: the next choice looks behind them.
@@ -186,6 +215,23 @@ fn choose_level(
     let chosen = widened(input, level, rank, excess_bytes);
     *behind = hull(&chosen.inputs).1.to_vec();
     Some(chosen)
+}
+
+/// A compaction that splits a table for which, with what it overlaps, so many bytes would be needed, so that its parts fit.
+fn split(
+    input: &CompactionInput<'_>,
+    level: usize,
+    table: &Arc<TableMeta>,
+    needed_bytes: u64,
+) -> Option<TreeCompaction> {
+    let fitting = u128::from(table.bytes()) * u128::from(input.settings.output_bytes_max / 2);
+    let table_bytes = (fitting / u128::from(needed_bytes.max(1))) as u64;
+    let least = run_bytes_least(table.first_key().len().max(table.last_key().len()));
+    let table_bytes = table_bytes.clamp(least, (table.bytes() / 2).max(least));
+    let chosen = TreeCompaction::split(input, level, Arc::clone(table), table_bytes);
+    // One of the least length is what it is.
+    let is_smaller = table.bytes() > table_bytes;
+    unless_conflicting(input, chosen).filter(|chosen| is_smaller && chosen.has_space(input.settings))
 }
 
 /// A compaction of the table of a rank and of those beside it that lead to no more of the next level, up to the bound.
@@ -210,6 +256,7 @@ fn widened(input: &CompactionInput<'_>, level: usize, rank: usize, excess_bytes:
             let wider = of_ranks(wider_start, wider_end);
             if wider.overlapped.len() != chosen.overlapped.len()
                 || wider.input_bytes() > input.settings.input_bytes_max
+                || !wider.has_space(input.settings)
                 || wider.is_move != chosen.is_move
                 || input.running.iter().any(|running| running.conflicts_with(&wider))
             {

@@ -124,7 +124,7 @@ fn of_tombstones(input: &CompactionInput<'_>, level: usize, rank: usize) -> Opti
         return None;
     };
     let conflicts = input.running.iter().any(|running| running.conflicts_with(&compaction));
-    (!conflicts).then_some(compaction)
+    (!conflicts && compaction.has_space(input.settings)).then_some(compaction)
 }
 
 /// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs.
@@ -139,7 +139,8 @@ fn run_from(
     for table in input.version.level(level).range(rank..usize::MAX) {
         bytes += table.bytes();
         let is_busy = || input.running.iter().any(|running| running.has(table));
-        if !run.is_empty() && (bytes > input.settings.input_bytes_max || !is_wanted(table) || is_busy()) {
+        let bytes_max = input.settings.input_bytes_max.min(input.settings.output_bytes_max);
+        if !run.is_empty() && (bytes > bytes_max || !is_wanted(table) || is_busy()) {
             break;
         }
         run.push(table.clone());
@@ -206,7 +207,9 @@ impl GarbageSearch {
                 let inputs = run_from(input, level, rank, |table| victim_bytes(table) > 0);
                 let compaction =
                     TreeCompaction::new(input, CompactionReason::Garbage, (level, level), inputs);
-                if !input.running.iter().any(|running| running.conflicts_with(&compaction)) {
+                if moves_values(input, &compaction)
+                    && !input.running.iter().any(|running| running.conflicts_with(&compaction))
+                {
                     self.place.has_found = true;
                     return Some(compaction);
                 }
@@ -214,6 +217,11 @@ impl GarbageSearch {
         }
         None
     }
+}
+
+/// Whether there is space for a compaction and for values that it moves: without them it would be written for nothing.
+fn moves_values(input: &CompactionInput<'_>, compaction: &TreeCompaction) -> bool {
+    compaction.has_space(input.settings) && !compaction.clone().complete(input).moved_segments.is_empty()
 }
 
 /// Whether so much of all segments is dead that tables are compacted for it.

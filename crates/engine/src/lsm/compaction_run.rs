@@ -133,12 +133,16 @@ impl LsmCore {
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
         if compaction.is_move {
-            return self.commit_edit(compaction.edit(Vec::new())).await;
+            return self.commit_compaction(compaction.edit(Vec::new())).await;
         }
         let version = volume.versions.current();
         let oldest_snapshot = volume.oldest_snapshot();
         let mut output = RunOutput {
-            tables: TableOutput::new(self, volume.settings.table_bytes),
+            tables: TableOutput::new(
+                self,
+                compaction.table_bytes.unwrap_or(volume.settings.table_bytes),
+                false,
+            ),
             values: ValueMover::new(self),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
@@ -169,14 +173,10 @@ impl LsmCore {
             ..compaction.edit(tables)
         };
         drop(segments);
-        self.commit_edit(edit).await?;
+        self.commit_compaction(edit).await?;
         volume.compaction.compactions.fetch_add(1, Ordering::Relaxed);
         volume.compaction.written_bytes.fetch_add(written_bytes, Ordering::Relaxed);
-        // What the edit left without references goes with the next one, or now if that is much.
-        if volume.versions.with_usage(|version, usage| usage.unused(version).next().is_some()) {
-            self.commit_edit(VersionEdit::default()).await?;
-        }
-        Ok(())
+        self.remove_unused_segments().await
     }
 
     async fn write_compacted(

@@ -17,9 +17,10 @@ use super::superblock::LsmSuperblock;
 use super::table_meta::{SegmentSeal, SegmentState};
 use super::version_edit::VersionEdit;
 use super::version_image::VersionImageWriter;
+use super::version_set::SegmentUsage;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::commit_queue::PoisonGuard;
-use crate::common::group_commit::{commit, flush_device};
+use crate::common::group_commit::{checkpoint_if, commit, flush_device};
 use crate::common::image_stream::ImageWriter;
 use crate::common::superblock_io::write_superblock;
 use crate::common::volume_layout::Checkpoint;
@@ -96,6 +97,37 @@ impl LsmCore {
         Ok(())
     }
 
+    /// Removes the segments that the last edit left without references, if there are some: otherwise the next edit would.
+    ///
+    /// # Errors
+    /// As for [`LsmCore::commit_edit`].
+    pub(super) async fn remove_unused_segments(&self) -> Result<(), EngineError> {
+        let has_unused = |version: &_, usage: &SegmentUsage| usage.unused(version).next().is_some();
+        match self.volume.versions.with_usage(has_unused) {
+            true => self.commit_edit(VersionEdit::default()).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Makes the edit of a compaction durable and installs it, once the journal has room for it: flushes make room, and need some for their own.
+    ///
+    /// # Errors
+    /// As for [`LsmCore::commit_edit`] and those of a flush; [`DeviceError::NoSpace`] if there is no room. Nothing has changed.
+    pub(super) async fn commit_compaction(&self, edit: VersionEdit) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        let parts: Vec<usize> = encode_parts(&edit, 0).iter().map(Vec::len).collect();
+        let has_room =
+            || volume.journal_room.has_room_for_edit(parts.iter().copied(), volume.commits.used_units());
+        if !has_room() {
+            self.flush_memtables().await?;
+            checkpoint_if(self, || !has_room()).await?;
+            if !has_room() {
+                return Err(DeviceError::NoSpace.into());
+            }
+        }
+        self.commit_edit(edit).await
+    }
+
     /// The seals of the segments that were open before recovery: nothing more is written to them. All of their bytes count as those of records.
     fn recovered_seals(&self) -> Vec<(u32, SegmentSeal)> {
         let volume = &self.volume;
@@ -103,8 +135,8 @@ impl LsmCore {
         let version = volume.versions.current();
         let unsealed = version.segments().iter().filter(|segment| segment.seal.is_none());
         let seal = |segment: &Arc<SegmentState>| {
-            let record_bytes = segment.meta.extent().units * unit_bytes;
-            (segment.meta.id(), SegmentSeal { record_bytes, last_sequence })
+            let units = segment.meta.extent().units;
+            (segment.meta.id(), SegmentSeal { units, record_bytes: units * unit_bytes, last_sequence })
         };
         unsealed.map(seal).collect()
     }
@@ -225,6 +257,7 @@ impl LsmCore {
         write_superblock(&*self.device, &next).await?;
         poison_guard.disarm();
         *volume.superblock.lock() = next;
+        volume.image_bytes.store(bytes, Ordering::Relaxed);
         volume.commits.release_before(position);
         volume.count_checkpoint();
         Ok(())

@@ -32,6 +32,9 @@ impl LsmCore {
     pub(super) async fn flush_oldest(&self) -> Result<bool, EngineError> {
         let volume = &self.volume;
         let _guard = volume.work_locks.lock(FLUSH_LOCK).await;
+        if volume.commits.has_failed() {
+            return Err(EngineError::ReadOnly);
+        }
         let Some((placed, through)) = volume.memtables.oldest_full() else { return Ok(false) };
         let tables = self.write_tables(&placed.memtable).await?;
         let flushed_bytes = tables.iter().map(|table| table.bytes()).sum();
@@ -59,7 +62,7 @@ impl LsmCore {
     /// # Errors
     /// Device failures, no memory, no space.
     pub(super) async fn write_tables(&self, memtable: &Memtable) -> Result<Vec<Arc<TableMeta>>, EngineError> {
-        let mut output = TableOutput::new(self, memtable.bytes() as u64);
+        let mut output = TableOutput::new(self, memtable.bytes() as u64 / 8 * 9, true);
         match self.write_memtable(memtable, &mut output).await {
             Ok(()) => output.finish(|_| false).await,
             Err(error) => {

@@ -26,7 +26,11 @@ const IMAGE_BYTES_PER_MIB: u64 = 400;
 /// What an image takes besides.
 const IMAGE_BYTES_FIXED: u64 = 64 << 10;
 /// The fewest bytes of a checkpoint area's copy.
-const AREA_BYTES_MIN: u64 = 256 << 10;
+const AREA_BYTES_MIN: u64 = 448 << 10;
+/// On a small volume an area's copy has this part of the space, for tables with the longest keys at their ends.
+const AREA_IN_SPACE: u64 = 16;
+/// Up to so many bytes.
+const AREA_BYTES_SMALL: u64 = 1 << 20;
 
 /// Lays out a volume on a device; on a volatile one as on others.
 ///
@@ -47,7 +51,8 @@ pub(super) fn layout(
     let area_start = VolumeLayout::without_data(unit_bytes, journal_units, 0).data_start_unit;
     // More than the data that there will be, by the areas.
     let data_mib = (units.saturating_sub(area_start) * u64::from(unit_bytes)) >> 20;
-    let area_units = of_bytes((data_mib * IMAGE_BYTES_PER_MIB + IMAGE_BYTES_FIXED).max(AREA_BYTES_MIN));
+    let area_bytes_small = ((data_mib << 20) / AREA_IN_SPACE).clamp(AREA_BYTES_MIN, AREA_BYTES_SMALL);
+    let area_units = of_bytes((data_mib * IMAGE_BYTES_PER_MIB + IMAGE_BYTES_FIXED).max(area_bytes_small));
     let regions = VolumeLayout::without_data(unit_bytes, journal_units, area_units);
     let layout = fill_with_data(geometry, regions, units, of_bytes(DATA_AREA_BYTES_MIN))?;
     let value_bytes_max = value_bytes_limit(&layout);
@@ -135,10 +140,9 @@ mod tests {
     fn journal_and_areas_grow_with_the_device_between_their_limits() {
         // Bytes of the device, of a journal copy, of an area's copy.
         let table: [(u64, u64, u64); 4] = [
-            (8 << 20, 1 << 20, 256 << 10),
-            (64 << 20, 4 << 20, 256 << 10),
-            // 1,791 MiB behind the journals.
-            (2 << 30, 128 << 20, (1_791 * 400 + (64 << 10)) / 4096 * 4096 + 4096),
+            (8 << 20, 1 << 20, 448 << 10),
+            (64 << 20, 4 << 20, 1 << 20),
+            (2 << 30, 128 << 20, 1 << 20),
             // 62 GiB less the superblocks.
             (64 << 30, 1 << 30, ((62 * 1024 - 1) * 400 + (64 << 10)) / 4096 * 4096 + 4096),
         ];
@@ -154,7 +158,7 @@ mod tests {
     fn a_volume_needs_space_for_its_regions_and_4_mib_of_data() {
         for unit_bytes in UNIT_BYTES {
             let config = FormatConfig { unit_bytes: Some(unit_bytes), ..SMALL_VALUES };
-            let need_bytes = 16_384 + 2 * (1 << 20) + 4 * (256 << 10) + (4 << 20);
+            let need_bytes = 16_384 + 2 * (1 << 20) + 4 * (448 << 10) + (4 << 20);
             for have_bytes in [0, 16_384, need_bytes - u64::from(unit_bytes)] {
                 let refused = layout_of(512, have_bytes, &config);
                 assert_eq!(refused, Err(TooSmall { have_bytes, need_bytes }));

@@ -39,6 +39,11 @@ const EXPIRY_LOOKS: u64 = 8;
 const RETRY_DELAY: Nanos = Nanos::from_secs(1);
 /// Of segments that have to be collected since space is scarce, so many of a thousand bytes may live.
 const SCARCE_LIVE_PERMILLE: u16 = 900;
+/// Then so many of a thousand dead bytes in all segments are worth compactions.
+const SCARCE_GARBAGE_PERMILLE: u16 = 20;
+
+/// A put that finds no space makes more than it needs, so that not every put does: one of so many parts of the reserve.
+const SPARE_DIVISOR: u64 = 4;
 
 /// A compaction that runs, until this is dropped.
 struct RunningCompaction<'a> {
@@ -91,13 +96,19 @@ impl LsmVolume {
     }
 
     fn choose(&self, wants_space: bool) -> CompactionChoice {
+        self.release_reclaimed();
         let mut running = self.compaction.running.lock();
         let mut settings: CompactionSettings = self.settings.compaction.clone();
         if wants_space || self.is_space_scarce() {
             settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
-            settings.garbage_permille = 20;
+            settings.garbage_permille = SCARCE_GARBAGE_PERMILLE;
         }
         let unmovable = self.compaction.unmovable.lock();
+        settings.wants_space = wants_space;
+        // The rest is for the memtables, and for runs of which a part is given back.
+        let free_bytes = self.space.free_units() * self.unit_bytes() as u64;
+        settings.output_bytes_max = (free_bytes / 4 * 3) >> self.compaction.space_failures();
+        settings.input_bytes_max = settings.input_bytes_max.min(settings.output_bytes_max / 2);
         let choice = self.versions.with_usage(|version, usage| {
             let input = CompactionInput {
                 version,
@@ -130,14 +141,21 @@ impl LsmCore {
         let volume = &self.volume;
         let _hurry = pace.hurry(volume);
         let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
+        if volume.commits.has_failed() {
+            return Err(EngineError::ReadOnly);
+        }
         match volume.choose(wants_space) {
             CompactionChoice::Nothing => Ok(CompactionStep::Nothing),
             CompactionChoice::LookAgain => Ok(CompactionStep::LookAgain),
             CompactionChoice::Compact(_) => {
                 let compaction = volume.compaction.running.lock().last().cloned().expect("chosen above");
-                let _running = RunningCompaction { volume, compaction: Arc::clone(&compaction) };
-                self.run_compaction(&compaction, pace).await?;
-                Ok(CompactionStep::Compacted)
+                let running = RunningCompaction { volume, compaction };
+                let outcome = self.run_compaction(&running.compaction, pace).await;
+                // It held the tables that it has replaced.
+                drop(running);
+                volume.release_reclaimed();
+                volume.compaction.note_outcome(outcome.as_ref().err().is_some_and(is_no_space));
+                outcome.map(|()| CompactionStep::Compacted)
             }
         }
     }
@@ -154,11 +172,15 @@ impl LsmCore {
         let lowest = (2..LEVELS).rev().find(|level| version.level_tables(*level) > 0).unwrap_or(1);
         drop(version);
         for level in 0..lowest {
-            while self.compact_down(level).await? {
+            while match self.compact_down(level).await {
+                // What follows needs less space at once.
+                Err(error) if is_no_space(&error) => false,
+                is_compacted => is_compacted?,
+            } {
                 yield_now().await;
             }
         }
-        while self.compact_step(&RunPace { handle: None }, true).await? != CompactionStep::Nothing {
+        while self.compact_at_once(true).await? != CompactionStep::Nothing {
             yield_now().await;
         }
         Ok(())
@@ -210,9 +232,11 @@ impl LsmCore {
             return Ok(());
         }
         while !has_memory() {
+            self.make_flush_room().await?;
             self.flush_oldest().await?;
         }
         if !has_room() && volume.commits.is_checkpoint_due() {
+            self.make_flush_room().await?;
             self.flush_memtables().await?;
             checkpoint_if(self, || !has_room()).await?;
         }
@@ -224,37 +248,66 @@ impl LsmCore {
     /// Whether a put of a value in the tree finds space, after work that can free some.
     pub(super) async fn has_space(&self) -> Result<bool, EngineError> {
         let volume = &self.volume;
-        let has_space = || {
-            volume.release_reclaimed();
-            volume.space.free_units() > volume.reserve_units()
-        };
-        match has_space() {
+        match volume.has_spare_units(1) {
             true => Ok(true),
-            false => Box::pin(self.make_space(has_space)).await,
+            false => Box::pin(self.make_space(1)).await,
         }
     }
 
-    /// Flushes and compacts until there is space, or nothing more can be freed. Whether there is.
-    async fn make_space(&self, has_space: impl Fn() -> bool) -> Result<bool, EngineError> {
-        match self.try_make_space(&has_space).await {
-            // Not even what would free some fits.
-            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => Ok(has_space()),
-            made => made,
+    /// Before a flush, keeps what flushes and compactions need: the reserve, which deletes use up since they are never refused; and few tables in level 0, since
+    /// readers look at each.
+    async fn make_flush_room(&self) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        let is_short = || {
+            volume.release_reclaimed();
+            volume.space.free_units() < volume.reserve_units() / 4 * 3
+        };
+        while is_short() && self.compact_at_once(true).await? != CompactionStep::Nothing {
+            yield_now().await;
         }
+        while volume.versions.current().level0().len() >= volume.settings.pacing.level0_hard
+            && self.compact_at_once(false).await? == CompactionStep::Compacted
+        {
+            yield_now().await;
+        }
+        Ok(())
     }
 
-    async fn try_make_space(&self, has_space: &impl Fn() -> bool) -> Result<bool, EngineError> {
-        self.volume.segments.close();
-        self.flush_memtables().await?;
+    /// Compacts at once, for space or since level 0 has as many tables as it may have, if there is something to compact and space to do it.
+    async fn compact_at_once(&self, wants_space: bool) -> Result<CompactionStep, EngineError> {
         loop {
-            if has_space() {
-                return Ok(true);
-            }
-            match self.compact_step(&RunPace { handle: None }, true).await? {
-                CompactionStep::Nothing => return Ok(has_space()),
-                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+            match self.compact_step(&RunPace { handle: None }, wants_space).await {
+                // Nothing has changed, and the next choice is a smaller one.
+                Err(error) if is_no_space(&error) => match self.volume.compaction.is_out_of_space() {
+                    true => return Ok(CompactionStep::Nothing),
+                    false => yield_now().await,
+                },
+                other => return other,
             }
         }
+    }
+
+    /// Compacts until there is space for `units`, and for some more puts, or nothing more can be freed; then flushes what memtables have replaced, and compacts that.
+    /// Whether there is space for the units.
+    async fn make_space(&self, units: u64) -> Result<bool, EngineError> {
+        let volume = &self.volume;
+        let more_units = volume.reserve_units() / SPARE_DIVISOR;
+        let mut is_flushed = false;
+        while !volume.has_spare_units(units + more_units) || !volume.has_spare_run(units) {
+            match self.compact_at_once(true).await? {
+                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+                CompactionStep::Nothing if std::mem::replace(&mut is_flushed, true) => break,
+                CompactionStep::Nothing => match self.flush_memtables().await {
+                    Err(error) if is_no_space(&error) => break,
+                    flushed => {
+                        flushed?;
+                        self.remove_unused_segments().await?;
+                        checkpoint_if(self, || volume.is_image_long()).await?;
+                    }
+                },
+            }
+        }
+        Ok(volume.has_spare_run(units))
     }
 
     /// Space for the record of a value; `None` if the volume is full.
@@ -286,13 +339,7 @@ impl LsmCore {
                 return Ok(Some(space));
             }
             let segment_units = volume.settings.segment_bytes / volume.unit_bytes() as u64;
-            let mut wanted = segment_units.max(units);
-            let mut run = volume.allocate(wanted, true);
-            while run.is_none() && wanted > units {
-                wanted = (wanted / 2).max(units);
-                run = volume.allocate(wanted, true);
-            }
-            if let Some(run) = run {
+            if let Some(run) = volume.allocate(segment_units.max(units), units, true) {
                 let meta: Arc<SegmentMeta> = volume.segment_meta(volume.next_segment_id(), run);
                 let edit = VersionEdit { added_segments: vec![Arc::clone(&meta)], ..VersionEdit::default() };
                 self.commit_edit(edit).await?;
@@ -300,11 +347,7 @@ impl LsmCore {
                 return Ok(volume.segments.reserve(units, value_bytes));
             }
             drop(guard);
-            let has_space = || {
-                volume.release_reclaimed();
-                volume.space.free_units() >= units + volume.reserve_units()
-            };
-            if std::mem::replace(&mut tried, true) || !self.make_space(has_space).await? {
+            if std::mem::replace(&mut tried, true) || !self.make_space(units).await? {
                 return Ok(None);
             }
         }
@@ -339,6 +382,7 @@ impl LsmCore {
         let volume = &self.volume;
         volume.release_reclaimed();
         while volume.memtables.oldest_full().is_some() {
+            self.make_flush_room().await?;
             self.flush_oldest().await?;
         }
         if volume.commits.is_checkpoint_due() {
@@ -370,7 +414,7 @@ impl LsmCore {
                 Ok(CompactionStep::Nothing) => wait_until(|| rounds.get() != before || self.is_over()).await,
                 Err(error) => {
                     // Buffers are for requests first.
-                    if error != EngineError::NoMemory {
+                    if error != EngineError::NoMemory && !is_no_space(&error) {
                         report(error);
                     }
                     handle.sleep(RETRY_DELAY).await;
@@ -401,6 +445,11 @@ impl LsmCore {
     fn is_over(&self) -> bool {
         self.volume.commits.has_failed() || self.volume.compaction.is_over.load(Ordering::Relaxed)
     }
+}
+
+/// Whether an error says that no free run was long enough.
+pub(super) fn is_no_space(error: &EngineError) -> bool {
+    matches!(error, EngineError::Device { error: DeviceError::NoSpace, .. })
 }
 
 /// Waits until `is_true`, which is asked when the task is polled.

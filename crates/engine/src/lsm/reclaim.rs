@@ -1,6 +1,6 @@
 //! Space to which no version refers any more.
 //!
-//! Invariant: an extent is in the queue once, so the queue is bounded by the tables and segments that were live at the same time.
+//! Invariant: a unit is in the queue once, so the queue is bounded by the tables and segments that were live at the same time.
 //! Tested in `table_meta.rs` and `version_set.rs`.
 
 use crate::common::allocator::Extent;
@@ -42,7 +42,7 @@ impl ReclaimQueue {
         self.live_units.fetch_add(extent.units, Ordering::Relaxed);
     }
 
-    /// Takes an extent to which nothing refers any more. REQUIRES: it entered, once.
+    /// Takes an extent to which nothing refers any more. REQUIRES: its units entered, once.
     pub fn give_up(&self, extent: Extent) {
         self.live_units.fetch_sub(extent.units, Ordering::Relaxed);
         self.extents.lock().push(extent);

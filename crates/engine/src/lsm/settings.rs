@@ -17,7 +17,7 @@ pub struct TreeSettings {
     pub memtable_bytes: usize,
     /// The most memtables that wait for their flush: a put that finds more flushes one itself.
     pub memtables_max: usize,
-    /// The length of a table, in bytes of data, but for one with many entries of one key.
+    /// The most bytes of a table, with all that it consists of, but for one with many entries of one key.
     pub table_bytes: u64,
     /// The length of a value segment in bytes. A longer record has one of its own.
     pub segment_bytes: u64,
@@ -45,6 +45,11 @@ pub struct TreeSettings {
     pub compresses: bool,
 }
 
+/// The fewest bytes of the run of a table whose keys have so many bytes. Shorter runs that are free are not used: an image has two keys of each table.
+pub fn run_bytes_least(key_bytes: usize) -> u64 {
+    (8 << 10).max(32 * key_bytes as u64)
+}
+
 impl TreeSettings {
     /// Those of a volume. `cache_bytes`: memory for blocks of tables; 0 selects a size by that of the volume.
     pub fn for_layout(layout: &VolumeLayout, cache_bytes: u64) -> TreeSettings {
@@ -52,7 +57,8 @@ impl TreeSettings {
         let data_bytes = layout.data_units * unit_bytes;
         let ring_bytes = u64::from(layout.journal_units) * unit_bytes;
         let memtable_bytes = (ring_bytes / 8).min(data_bytes / 64).clamp(64 << 10, 64 << 20);
-        let table_bytes = (data_bytes / 512).clamp(64 << 10, 16 << 20);
+        // An image has the first and last key of each table: the areas hold those of so many.
+        let table_bytes = (data_bytes / 128).clamp(64 << 10, 16 << 20);
         let segment_bytes = (data_bytes / 256).clamp(256 << 10, 64 << 20);
         TreeSettings {
             memtable_bytes: memtable_bytes as usize,
@@ -75,6 +81,7 @@ impl TreeSettings {
                 level1_bytes: 4 * memtable_bytes,
                 input_bytes_max: 16 * table_bytes.max(memtable_bytes / 4),
                 parallel_max: 1,
+                unit_bytes,
                 ..CompactionSettings::default()
             },
             pacing: PacingSettings {

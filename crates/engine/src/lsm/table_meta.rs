@@ -18,6 +18,7 @@ use octokv_base::key::KEY_BYTES_MAX;
 use octokv_base::{UnixTime, Version};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where in its extent a table has what: for its reader alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -360,11 +361,12 @@ impl TreeItem for TableMeta {
     }
 }
 
-/// The metadata of a value segment. Its extent is given up with the last reference.
+/// The metadata of a value segment. Its extent is given up with the last reference; what its records do not take of it, when it is sealed.
 #[derive(Debug)]
 pub struct SegmentMeta {
     id: u32,
-    extent: Extent,
+    location: u64,
+    units: AtomicU64,
     reclaim: Arc<ReclaimQueue>,
 }
 
@@ -376,7 +378,8 @@ impl SegmentMeta {
     pub fn new(id: u32, extent: Extent, reclaim: &Arc<ReclaimQueue>) -> Arc<SegmentMeta> {
         assert!(is_extent(extent), "segment {id} at {extent:?}");
         reclaim.enter(extent);
-        Arc::new(SegmentMeta { id, extent, reclaim: reclaim.clone() })
+        let units = AtomicU64::new(extent.units);
+        Arc::new(SegmentMeta { id, location: extent.location, units, reclaim: reclaim.clone() })
     }
 
     /// The number of the segment.
@@ -386,19 +389,32 @@ impl SegmentMeta {
 
     /// Where it lies.
     pub fn extent(&self) -> Extent {
-        self.extent
+        Extent { location: self.location, units: self.units.load(Ordering::Relaxed) }
+    }
+
+    /// Gives up the space behind the first `units`, where no record is and none will be. Gives how many units that were. REQUIRES: edits are installed one at a time.
+    pub fn give_up_behind(&self, units: u64) -> u64 {
+        let extent = self.extent();
+        let rest = extent.units.saturating_sub(units);
+        if rest > 0 {
+            self.units.store(units, Ordering::Relaxed);
+            self.reclaim.give_up(Extent { location: extent.location + units, units: rest });
+        }
+        rest
     }
 }
 
 impl Drop for SegmentMeta {
     fn drop(&mut self) {
-        self.reclaim.give_up(self.extent);
+        self.reclaim.give_up(self.extent());
     }
 }
 
 /// What a segment has once nothing more is written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSeal {
+    /// The units that its records take, at least 1: what is behind them is free.
+    pub units: u64,
     /// The bytes of its records.
     pub record_bytes: u64,
     /// The highest sequence number of a record that was written there beside its batch; 0 if a compaction wrote it. Once changes up to it are in

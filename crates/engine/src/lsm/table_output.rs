@@ -8,6 +8,7 @@
 use super::compaction::TreeCompaction;
 use super::core::LsmCore;
 use super::entry::TreeEntry;
+use super::settings::run_bytes_least;
 use super::table::info::TableInfo;
 use super::table::writer::{TableWriteError, TableWriter, TableWriterConfig};
 use super::table_meta::{TableFields, TableMeta, TableParts};
@@ -17,28 +18,23 @@ use octokv_base::Version;
 use octokv_device::DeviceError;
 use std::sync::Arc;
 
-/// A run has so many times the bytes of data that its table is to have: two copies of filter and index, and prefixes that compress less than expected. What the table does not
-/// use is given back.
-const RUN_FACTOR: u64 = 2;
-/// Bytes of a run beside that.
-const RUN_BYTES_MORE: u64 = 256 << 10;
-/// If a run is not free, one for a table of half the length is tried, down to these bytes.
-const TABLE_BYTES_LEAST: u64 = 64 << 10;
-
 /// A table that is being written.
 struct OpenTable {
     writer: TableWriter,
     run: Extent,
-    /// The bytes of data for which the run was made.
-    data_bytes_max: u64,
+    /// A shorter rest of the run stays with it.
+    least_units: u64,
 }
 
 /// Writes tables.
 pub(super) struct TableOutput<'a> {
     core: &'a LsmCore,
-    table_bytes: u64,
+    run_bytes: u64,
+    /// A flush takes any run that a table fits in: it is what makes room.
+    is_flush: bool,
     open: Option<OpenTable>,
-    finished: Vec<TableInfo>,
+    /// The tables, with the runs that they keep.
+    finished: Vec<(TableInfo, Extent)>,
     /// Bytes of data that were added.
     pub data_bytes: u64,
 }
@@ -70,9 +66,9 @@ pub(super) fn fields_of(info: &TableInfo) -> TableFields {
 }
 
 impl<'a> TableOutput<'a> {
-    /// Tables of about `table_bytes` of data.
-    pub(super) fn new(core: &'a LsmCore, table_bytes: u64) -> TableOutput<'a> {
-        TableOutput { core, table_bytes, open: None, finished: Vec::new(), data_bytes: 0 }
+    /// Tables of at most `run_bytes`, with all that they consist of; of a flush or of a compaction.
+    pub(super) fn new(core: &'a LsmCore, run_bytes: u64, is_flush: bool) -> TableOutput<'a> {
+        TableOutput { core, run_bytes, is_flush, open: None, finished: Vec::new(), data_bytes: 0 }
     }
 
     /// Adds all entries of a key, the newest first. REQUIRES: there is one, and the key is above those before.
@@ -80,64 +76,52 @@ impl<'a> TableOutput<'a> {
     /// # Errors
     /// The device's, no memory, and [`DeviceError::NoSpace`]. The output can then only be given up.
     pub(super) async fn push_key(&mut self, entries: &[TreeEntry<'_>]) -> Result<(), EngineError> {
-        let bytes: usize = entries.iter().map(|entry| entry.key.len() + entry.encoded_bytes() + 16).sum();
-        let bytes = bytes as u64;
-        if let Some(open) = &self.open {
-            let data_bytes = open.writer.data_bytes();
-            if data_bytes >= self.table_bytes || data_bytes + bytes > open.data_bytes_max {
-                self.finish_table().await?;
-            }
+        if let Some(open) = &self.open
+            && open.writer.entries() > 0
+            && !open.writer.has_room_for(entries)
+        {
+            self.finish_table().await?;
         }
-        let mut is_new = self.open.is_none();
-        loop {
-            if self.open.is_none() {
-                self.open = Some(self.begin(bytes)?);
-            }
-            let open = self.open.as_mut().expect("opened above");
-            match add_all(&mut open.writer, entries).await {
-                Ok(()) => break,
-                // A table with less overhead than data has room for what it was made for.
-                Err(TableWriteError::RunFull) if !is_new && open.writer.entries() > 0 => {
-                    self.finish_table().await?;
-                    is_new = true;
-                }
+        if self.open.is_none() {
+            self.open = Some(self.begin(entries)?);
+        }
+        let writer = &mut self.open.as_mut().expect("opened above").writer;
+        for entry in entries {
+            match writer.add(entry).await {
+                Ok(()) => {}
                 Err(TableWriteError::RunFull) => return Err(DeviceError::NoSpace.into()),
                 Err(TableWriteError::Engine(error)) => return Err(error),
             }
         }
-        self.data_bytes += bytes;
+        self.data_bytes += entries.iter().map(|it| (it.key.len() + it.encoded_bytes()) as u64).sum::<u64>();
         Ok(())
     }
 
-    fn begin(&self, key_bytes: u64) -> Result<OpenTable, EngineError> {
+    /// Begins a table in a run of the length that tables have, so that a table which goes leaves room for another; the rest of the run, which the last of several has, is given back.
+    fn begin(&self, entries: &[TreeEntry<'_>]) -> Result<OpenTable, EngineError> {
         let volume = &self.core.volume;
-        let unit_bytes = volume.unit_bytes() as u64;
-        let mut data_bytes_max = self.table_bytes.max(2 * key_bytes);
-        loop {
-            let units = (RUN_FACTOR * data_bytes_max + RUN_BYTES_MORE).div_ceil(unit_bytes);
-            if let Some(run) = volume.allocate(units, false) {
-                let config = TableWriterConfig {
-                    compresses: volume.settings.compresses,
-                    ..TableWriterConfig::default()
-                };
-                let writer = TableWriter::new(self.core.io.clone(), volume.next_table_id(), run, config);
-                return Ok(OpenTable { writer, run, data_bytes_max });
-            }
-            if data_bytes_max <= TABLE_BYTES_LEAST.max(2 * key_bytes) {
-                return Err(DeviceError::NoSpace.into());
-            }
-            data_bytes_max = (data_bytes_max / 2).max(2 * key_bytes);
-        }
+        let unit_bytes = volume.unit_bytes();
+        let key_bytes = entries.first().map_or(0, |entry| entry.key.len());
+        let least_units = run_bytes_least(key_bytes).div_ceil(unit_bytes as u64);
+        let needed_units = TableWriter::bytes_for(entries, unit_bytes).div_ceil(unit_bytes as u64);
+        let shortest = match self.is_flush {
+            true => needed_units.max(run_bytes_least(0).div_ceil(unit_bytes as u64)),
+            false => needed_units.max(least_units),
+        };
+        let longest = self.run_bytes.div_ceil(unit_bytes as u64).max(shortest);
+        let run = volume.allocate(longest, shortest, false).ok_or(DeviceError::NoSpace)?;
+        let config =
+            TableWriterConfig { compresses: volume.settings.compresses, ..TableWriterConfig::default() };
+        let writer = TableWriter::new(self.core.io.clone(), volume.next_table_id(), run, config);
+        Ok(OpenTable { writer, run, least_units })
     }
 
     async fn finish_table(&mut self) -> Result<(), EngineError> {
-        let Some(OpenTable { writer, run, .. }) = self.open.take() else { return Ok(()) };
+        let Some(OpenTable { writer, run, least_units }) = self.open.take() else { return Ok(()) };
         match writer.finish().await {
             Ok(info) => {
-                let used = info.extent.units;
-                let rest = Extent { location: run.location + used, units: run.units - used };
-                self.core.volume.release(rest);
-                self.finished.push(info);
+                let kept = self.core.volume.release_behind(run, info.extent.units, least_units);
+                self.finished.push((info, kept));
                 Ok(())
             }
             Err(error) => {
@@ -160,8 +144,8 @@ impl<'a> TableOutput<'a> {
             return Err(error);
         }
         let volume = &self.core.volume;
-        let meta = |info: &TableInfo| {
-            let mut fields = fields_of(info);
+        let meta = |(info, extent): &(TableInfo, Extent)| {
+            let mut fields = TableFields { extent: *extent, ..fields_of(info) };
             fields.is_settled = settled(&fields);
             volume.table_meta(&fields)
         };
@@ -175,21 +159,8 @@ impl<'a> TableOutput<'a> {
             writer.abandon().await;
             volume.release(run);
         }
-        self.finished.drain(..).for_each(|info| volume.release(info.extent));
+        self.finished.drain(..).for_each(|(_, extent)| volume.release(extent));
     }
-}
-
-async fn add_all(writer: &mut TableWriter, entries: &[TreeEntry<'_>]) -> Result<(), TableWriteError> {
-    for (index, entry) in entries.iter().enumerate() {
-        match writer.add(entry).await {
-            // The key's first entries are in the table: its run was made for all of them.
-            Err(TableWriteError::RunFull) if index > 0 => {
-                return Err(TableWriteError::Engine(DeviceError::NoSpace.into()));
-            }
-            other => other?,
-        }
-    }
-    Ok(())
 }
 
 /// Whether a compaction's output table drops no tombstone if it is written again.

@@ -7,6 +7,7 @@ use super::core::LsmCore;
 use super::entry::ValueAddress;
 use super::table::run_writer::RunWriter;
 use super::table_meta::{SegmentMeta, SegmentSeal};
+use super::volume::rest_units_least;
 use crate::EngineError;
 use crate::common::allocator::Extent;
 use crate::common::record::{self, NewRecord, RecordFormat, RecordMeta, record_bytes};
@@ -90,18 +91,10 @@ impl<'a> ValueMover<'a> {
 
     fn begin(&self, units: u64) -> Result<OpenRun, EngineError> {
         let volume = &self.core.volume;
-        let mut wanted = (volume.settings.segment_bytes / volume.unit_bytes() as u64).max(units);
-        loop {
-            if let Some(run) = volume.allocate(wanted, false) {
-                let writer = RunWriter::new(self.core.io.clone(), run);
-                let id = volume.next_segment_id();
-                return Ok(OpenRun { id, run, writer, next_unit: 0, record_bytes: 0 });
-            }
-            if wanted == units {
-                return Err(DeviceError::NoSpace.into());
-            }
-            wanted = (wanted / 2).max(units);
-        }
+        let wanted = (volume.settings.segment_bytes / volume.unit_bytes() as u64).max(units);
+        let run = volume.allocate(wanted, units, false).ok_or(DeviceError::NoSpace)?;
+        let writer = RunWriter::new(self.core.io.clone(), run);
+        Ok(OpenRun { id: volume.next_segment_id(), run, writer, next_unit: 0, record_bytes: 0 })
     }
 
     async fn finish_run(&mut self) -> Result<(), EngineError> {
@@ -110,11 +103,12 @@ impl<'a> ValueMover<'a> {
             self.core.volume.release(open.run);
             return Err(error);
         }
-        let used = Extent { location: open.run.location, units: open.next_unit };
-        self.core
-            .volume
-            .release(Extent { location: open.run.location + used.units, units: open.run.units - used.units });
-        let seal = SegmentSeal { record_bytes: open.record_bytes, last_sequence: 0 };
+        let used = self.core.volume.release_behind(
+            open.run,
+            open.next_unit,
+            rest_units_least(self.core.volume.unit_bytes() as u32),
+        );
+        let seal = SegmentSeal { units: used.units, record_bytes: open.record_bytes, last_sequence: 0 };
         self.finished.push((open.id, used, seal));
         Ok(())
     }

@@ -34,10 +34,10 @@ struct SegmentTable {
     open: Option<WrittenSegment>,
     closed: Vec<WrittenSegment>,
     ready: Vec<(u32, SegmentSeal)>,
+    rest_units_least: u64,
 }
 
 /// The segments to which puts write.
-#[derive(Default)]
 pub struct ValueSegments {
     table: Mutex<SegmentTable>,
 }
@@ -54,6 +54,11 @@ pub struct RecordSpace<'a> {
 }
 
 impl ValueSegments {
+    /// None is open. A sealed segment keeps what its records do not fill if that has fewer units than `rest_units_least`.
+    pub fn new(rest_units_least: u64) -> ValueSegments {
+        ValueSegments { table: Mutex::new(SegmentTable { rest_units_least, ..SegmentTable::default() }) }
+    }
+
     /// The space for a record of so many units; `None` if the open segment has no room for it.
     pub fn reserve(&self, units: u64, value_bytes: u32) -> Option<RecordSpace<'_>> {
         let mut table = self.table.lock();
@@ -107,18 +112,20 @@ impl ValueSegments {
         closed.end_write(stored);
         if closed.writes == 0 {
             let closed = table.closed.swap_remove(index);
-            table.ready.push((segment, closed.seal()));
+            let seal = closed.seal(table.rest_units_least);
+            table.ready.push((segment, seal));
         }
     }
 }
 
 impl SegmentTable {
     fn close(&mut self, segment: WrittenSegment) {
+        let seal = segment.seal(self.rest_units_least);
         match segment.writes {
             1.. if bug_injection::is_injected(InjectedBug::SealBeforeLastWrite) => {
-                self.ready.push((segment.meta.id(), segment.seal()));
+                self.ready.push((segment.meta.id(), seal));
             }
-            0 => self.ready.push((segment.meta.id(), segment.seal())),
+            0 => self.ready.push((segment.meta.id(), seal)),
             _ => self.closed.push(segment),
         }
     }
@@ -133,8 +140,14 @@ impl WrittenSegment {
         }
     }
 
-    fn seal(&self) -> SegmentSeal {
-        SegmentSeal { record_bytes: self.record_bytes, last_sequence: self.last_sequence }
+    fn seal(&self, rest_units_least: u64) -> SegmentSeal {
+        let units = self.meta.extent().units;
+        let is_kept = units - self.next_unit < rest_units_least;
+        SegmentSeal {
+            units: if is_kept { units } else { self.next_unit.max(1) },
+            record_bytes: self.record_bytes,
+            last_sequence: self.last_sequence,
+        }
     }
 }
 
@@ -162,7 +175,7 @@ mod tests {
 
     #[test]
     fn records_lie_side_by_side_and_a_segment_is_ready_when_its_last_write_has_ended() {
-        let segments = ValueSegments::default();
+        let segments = ValueSegments::new(2);
         assert!(segments.reserve(1, 10).is_none(), "none is open");
         segments.open(segment(1, 5));
         let first = segments.reserve(2, 10).unwrap();
@@ -177,10 +190,10 @@ mod tests {
         segments.open(segment(2, 5));
         assert_eq!(segments.take_ready(), [], "a write goes on");
         drop(second);
-        let seal = |record_bytes, last_sequence| SegmentSeal { record_bytes, last_sequence };
-        assert_eq!(segments.take_ready(), [(1, seal(14, 9))], "the second failed");
+        let seal = |units, record_bytes, last_sequence| SegmentSeal { units, record_bytes, last_sequence };
+        assert_eq!(segments.take_ready(), [(1, seal(5, 14, 9))], "the second failed");
         assert_eq!(segments.take_ready(), []);
         segments.close();
-        assert_eq!(segments.take_ready(), [(2, seal(0, 0))]);
+        assert_eq!(segments.take_ready(), [(2, seal(1, 0, 0))]);
     }
 }

@@ -6,7 +6,7 @@
 //!                       tombstones, largest sequence, largest - smallest, version of tombstones, first expiry + 1 (0: never), settled (0 or 1),
 //!                       first key, last key, number of segments, of each: distance from the one before, bytes
 //!     2 table removed   level, id, first key            3 table moved      level from, level to, id, first key
-//!     4 segment added   id, location, units             5 segment sealed   id, bytes of records, last sequence
+//!     4 segment added   id, location, units             5 segment sealed   id, units, bytes of records, last sequence
 //!     6 segment removed id                              7 lost range added, 8 removed   first key, last key, newest sequence
 //!     9 flushed through sequence: changes up to it are in tables
 //! ```
@@ -165,6 +165,7 @@ pub fn push_segment(bytes: &mut Vec<u8>, segment: &SegmentMeta) {
 pub fn push_seal(bytes: &mut Vec<u8>, segment: u32, seal: &SegmentSeal) {
     bytes.push(SEGMENT_SEALED);
     push_varint(bytes, u64::from(segment));
+    push_varint(bytes, seal.units);
     push_varint(bytes, seal.record_bytes);
     push_varint(bytes, seal.last_sequence);
 }
@@ -294,7 +295,11 @@ impl VersionEdit {
             }
             SEGMENT_SEALED => {
                 let id = take_segment(rest)?;
-                let seal = SegmentSeal { record_bytes: take_count(rest)?, last_sequence: take_count(rest)? };
+                let seal = SegmentSeal {
+                    units: take_count(rest)?,
+                    record_bytes: take_count(rest)?,
+                    last_sequence: take_count(rest)?,
+                };
                 self.sealed_segments.push((id, seal));
             }
             SEGMENT_REMOVED => self.removed_segments.push(take_segment(rest)?),
@@ -413,7 +418,7 @@ mod tests {
         let tables = vec((0..LEVELS, any_fields()), 0..4);
         let moved = vec((any_removal(), 0..LEVELS), 0..3);
         let segments = vec((any::<u32>(), 0..=COUNT_MAX, 1..=u32::MAX), 0..4);
-        let seals = vec((any::<u32>(), 0..=COUNT_MAX, 0..=COUNT_MAX), 0..3);
+        let seals = vec((any::<u32>(), 0..=COUNT_MAX, 0..=COUNT_MAX, 0..=COUNT_MAX), 0..3);
         let ids = vec(any::<u32>(), 0..3);
         let lost = (vec(any_lost(), 0..3), vec(any_lost(), 0..3));
         let flushed = proptest::option::of(0..=COUNT_MAX);
@@ -424,8 +429,9 @@ mod tests {
                 let segment = |(id, location, units)| {
                     SegmentMeta::new(id, Extent { location, units: u64::from(units) }, &queue)
                 };
-                let seal =
-                    |(id, record_bytes, last_sequence)| (id, SegmentSeal { record_bytes, last_sequence });
+                let seal = |(id, units, record_bytes, last_sequence)| {
+                    (id, SegmentSeal { units, record_bytes, last_sequence })
+                };
                 VersionEdit {
                     added_tables: tables.into_iter().map(table).collect(),
                     removed_tables,

@@ -299,7 +299,7 @@ mod tests {
             let extent = Extent { location: (1 << 40) + u64::from(id), units: 1 };
             edit.added_segments.push(SegmentMeta::new(id, extent, queue));
         }
-        edit.sealed_segments.push((2, SegmentSeal { record_bytes: 10, last_sequence: 3 }));
+        edit.sealed_segments.push((2, SegmentSeal { units: 1, record_bytes: 10, last_sequence: 3 }));
         edit.added_lost.push(LostRange { first_key: vec![1], last_key: vec![2], newest_sequence: 4 });
         TreeVersion::default().edited(&edit).unwrap().with_last_ids(1 << 50, 9)
     }

@@ -126,7 +126,7 @@ impl TestTree {
         values.into_iter().for_each(|entry| entry.value = TestValue::InSegment(self.last_segment));
         let extent = self.extent(1);
         edit.added_segments.push(SegmentMeta::new(self.last_segment, extent, self.set.reclaim()));
-        edit.sealed_segments.push((self.last_segment, SegmentSeal { record_bytes, last_sequence }));
+        edit.sealed_segments.push((self.last_segment, SegmentSeal { units: 1, record_bytes, last_sequence }));
     }
 
     /// A table of entries, settled or not as `is_settled` decides.
@@ -441,6 +441,7 @@ fn settings(random: &mut Prng) -> CompactionSettings {
         tombstone_permille: 500,
         segment_live_permille: 300 + random.below(400) as u16,
         garbage_permille: 200 + random.below(300) as u16,
+        ..CompactionSettings::default()
     }
 }
 

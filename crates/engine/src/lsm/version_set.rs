@@ -158,6 +158,11 @@ impl VersionSet {
             edits.units -= table.extent().units;
         }
         edits.units -= removed_segments.iter().map(|segment| segment.meta.extent().units).sum::<u64>();
+        for (id, seal) in &edit.sealed_segments {
+            // Without one it is sealed and removed by one edit.
+            let segment = next.segments().get(id);
+            edits.units -= segment.map_or(0, |segment| segment.meta.give_up_behind(seal.units));
+        }
         let replaced = std::mem::replace(&mut *self.current.lock(), next.clone());
         // The last references to its own nodes and tables go here, outside of the lock that readers take.
         drop(replaced);
@@ -215,6 +220,24 @@ mod tests {
         assert_eq!(set.install(&segments_alone).unwrap_err(), VersionProblem::SegmentTwice { segment: 3 });
     }
 
+    #[test]
+    fn what_the_records_of_a_sealed_segment_do_not_take_is_free_at_once() {
+        let queue = ReclaimQueue::new();
+        let set = VersionSet::new(TreeVersion::default(), Arc::clone(&queue)).unwrap();
+        let added_segments = vec![segment(&queue, 1)];
+        set.install(&VersionEdit { added_segments, ..VersionEdit::default() }).unwrap();
+        let open = set.current();
+        let seal = SegmentSeal { units: 2, record_bytes: 100, last_sequence: 0 };
+        set.install(&VersionEdit { sealed_segments: vec![(1, seal)], ..VersionEdit::default() }).unwrap();
+        assert_eq!(queue.take(), [Extent { location: 5003, units: 1 }], "although an older version has it");
+        assert_eq!((queue.live_units(), set.pinned_units()), (2, 0));
+        drop(open);
+        assert_eq!(queue.take(), []);
+        set.install(&VersionEdit { removed_segments: vec![1], ..VersionEdit::default() }).unwrap();
+        assert_eq!(queue.take(), [Extent { location: 5001, units: 2 }]);
+        assert_eq!((queue.live_units(), set.pinned_units()), (0, 0));
+    }
+
     fn remove(tables: &[(usize, u64)], segments: &[u32]) -> VersionEdit {
         let removal = |&(level, id): &(usize, u64)| TableRemoval { level, id, first_key: vec![id as u8] };
         VersionEdit {
@@ -227,7 +250,7 @@ mod tests {
     /// Tables 1 and 2, which refer to segments 1 (sealed, flushed), 2 (sealed, beyond what is flushed) and 3 (open).
     fn example() -> VersionSet {
         let queue = ReclaimQueue::new();
-        let seal = |last_sequence| SegmentSeal { record_bytes: 100, last_sequence };
+        let seal = |last_sequence| SegmentSeal { units: 3, record_bytes: 100, last_sequence };
         let edit = VersionEdit {
             added_tables: vec![(1, table(&queue, 1, &[(1, 10), (2, 20)])), (0, table(&queue, 2, &[(1, 5)]))],
             added_segments: (1..=3).map(|id| segment(&queue, id)).collect(),

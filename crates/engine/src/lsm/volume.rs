@@ -8,7 +8,7 @@ use super::journal_room::JournalRoom;
 use super::memtables::Memtables;
 use super::prefetch_degree::PrefetchBudget;
 use super::retention::ForgottenTombstones;
-use super::settings::TreeSettings;
+use super::settings::{TreeSettings, run_bytes_least};
 use super::snapshots::SnapshotList;
 use super::superblock::LsmSuperblock;
 use super::table::cache::TableCache;
@@ -28,7 +28,6 @@ use crate::{CompactionStatistics, EngineStatistics, OpenConfig, VolumeInfo, Wall
 use octokv_base::map::FxHashSet;
 use octokv_base::{Key, Lba, Nanos, RingPosition, Version};
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -51,6 +50,8 @@ pub(super) struct EditProgress {
 /// The compactions of a volume.
 #[derive(Default)]
 pub(super) struct CompactionState {
+    /// How many compactions in turn found no free run that was long enough, up to [`SPACE_FAILURES_MAX`].
+    space_failures: AtomicU32,
     pub choice: Mutex<ChoiceState>,
     /// Segments of which a compaction could not read a value.
     pub unmovable: Mutex<FxHashSet<u32>>,
@@ -70,6 +71,34 @@ pub(super) struct CompactionState {
     /// Writes that waited for space, or for room in memory or in the journal, and the sum of their waits.
     pub waited_writes: AtomicU64,
     pub waited_ns: AtomicU64,
+}
+
+/// A rest of a run of fewer units is not given back: no table would fit in it.
+pub(super) fn rest_units_least(unit_bytes: u32) -> u64 {
+    run_bytes_least(0).div_ceil(unit_bytes.into())
+}
+
+/// Each compaction that finds no free run halves what the next may write; after so many there is nothing left to try.
+const SPACE_FAILURES_MAX: u32 = 8;
+
+impl CompactionState {
+    /// How many compactions in turn found no space.
+    pub(super) fn space_failures(&self) -> u32 {
+        self.space_failures.load(Ordering::Relaxed)
+    }
+    /// Whether so many compactions found no space that there is none to be made. The next try begins anew.
+    pub(super) fn is_out_of_space(&self) -> bool {
+        let is_out = self.space_failures() >= SPACE_FAILURES_MAX;
+        if is_out {
+            self.space_failures.store(0, Ordering::Relaxed);
+        }
+        is_out
+    }
+    /// A compaction ended, for lack of space or otherwise.
+    pub(super) fn note_outcome(&self, is_no_space: bool) {
+        let failures = if is_no_space { (self.space_failures() + 1).min(SPACE_FAILURES_MAX) } else { 0 };
+        self.space_failures.store(failures, Ordering::Relaxed);
+    }
 }
 
 /// An open volume.
@@ -111,6 +140,8 @@ pub struct LsmVolume {
     used_bytes: Arc<AtomicU64>,
     checkpoints: AtomicU64,
     checkpoint_attempts: AtomicU64,
+    /// The bytes of the last image.
+    pub(super) image_bytes: AtomicU64,
 }
 
 /// The recovered parts of a volume.
@@ -155,7 +186,7 @@ impl LsmVolume {
             first_change: state.position.entry,
             memtables: state.memtables,
             versions: state.versions,
-            segments: ValueSegments::default(),
+            segments: ValueSegments::new(rest_units_least(layout.unit_bytes)),
             snapshots: SnapshotList::new(settings.snapshots_max),
             iterators: IteratorList::new(config.cores),
             cache: Arc::new(TableCache::new(settings.cache_bytes)),
@@ -193,6 +224,7 @@ impl LsmVolume {
             used_bytes: Arc::default(),
             checkpoints: AtomicU64::new(0),
             checkpoint_attempts: AtomicU64::new(0),
+            image_bytes: AtomicU64::new(superblock.checkpoint.bytes),
             superblock: Mutex::new(superblock),
             settings,
         };
@@ -294,16 +326,42 @@ impl LsmVolume {
         assert!(is_applied, "change {number} has a place of its own");
     }
 
-    /// Allocates a run of units. With `spares`, it leaves the space that only flushes and compactions take.
-    pub(super) fn allocate(&self, units: u64, spares: bool) -> Option<Extent> {
+    /// Allocates a run of `longest` units or, if there is none, the longest that is free, at least `shortest`. With `spares`, it leaves the space that only flushes
+    /// and compactions take.
+    pub(super) fn allocate(&self, longest: u64, shortest: u64, spares: bool) -> Option<Extent> {
         self.release_reclaimed();
-        let reserve_units = if spares { self.reserve_units() } else { 0 };
-        if self.space.free_units() < units + reserve_units {
-            return None;
-        }
-        let extent = self.space.allocate(0, &Cell::new(0), units);
+        let spared_units = if spares { self.spared_units() } else { 0 };
+        let free_units = self.space.free_units().saturating_sub(spared_units);
+        let longest = longest.min(free_units);
+        let extent = match longest >= shortest {
+            true => self.space.allocate_longest(longest, shortest)?,
+            false => return None,
+        };
         self.note_used_space();
-        extent
+        Some(extent)
+    }
+
+    /// Whether there is space for so many units beside what is spared.
+    pub(super) fn has_spare_units(&self, units: u64) -> bool {
+        self.release_reclaimed();
+        self.space.free_units() >= self.spared_units() + units && !self.is_image_long()
+    }
+
+    /// Whether the last image took so much of its area that only flushes and compactions may still make it longer: without a checkpoint nothing could be deleted.
+    pub(super) fn is_image_long(&self) -> bool {
+        let layout = &self.fixed.layout;
+        let area_bytes = layout.area_units * u64::from(layout.unit_bytes);
+        self.image_bytes.load(Ordering::Relaxed) > area_bytes / 4 * 3
+    }
+
+    /// Whether so many units in a row are free beside what is spared.
+    pub(super) fn has_spare_run(&self, units: u64) -> bool {
+        self.has_spare_units(units) && self.space.has_run(units)
+    }
+
+    /// The units that puts leave: the reserve, and what the memtables will take.
+    fn spared_units(&self) -> u64 {
+        self.reserve_units() + self.memtables.current().bytes() / self.unit_bytes() as u64
     }
 
     /// The units that only flushes and compactions take.
@@ -311,9 +369,20 @@ impl LsmVolume {
         self.settings.reserve_bytes / self.unit_bytes() as u64
     }
 
-    /// Gives back space that nothing refers to, or that was allocated and not used.
+    /// Gives back what is behind the first `used` units of a run, and gives what is left of it: a rest of fewer than `least` units, which no table would fit in, stays with the run.
+    pub(super) fn release_behind(&self, run: Extent, used: u64, least: u64) -> Extent {
+        let kept = match run.units - used {
+            rest if rest < least => run.units,
+            _ => used,
+        };
+        self.release(Extent { location: run.location + kept, units: run.units - kept });
+        Extent { units: kept, ..run }
+    }
+
+    /// Gives back space that nothing refers to, or that was allocated and not used. Not once the volume is read-only: the journal on the device may have the
+    /// edit that failed, and with the next opening what that refers to.
     pub(super) fn release(&self, extent: Extent) {
-        if extent.units > 0 {
+        if extent.units > 0 && !self.commits.has_failed() {
             self.space.release(extent);
             self.note_used_space();
         }
@@ -358,19 +427,19 @@ impl LsmVolume {
         self.checkpoints.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The current version, for statistics and tests.
-    pub fn version(&self) -> Arc<TreeVersion> {
-        self.versions.current()
-    }
-
-    /// The sizes with which it works.
+    /// The sizes with which the tree works.
     pub fn settings(&self) -> &TreeSettings {
         &self.settings
     }
 
-    /// The units that only older versions hold, for iterators, and compactions that have not ended.
+    /// The units that only older versions refer to, which iterators and other readers hold.
     pub fn pinned_units(&self) -> u64 {
         self.versions.pinned_units()
+    }
+
+    /// The current version, for statistics and tests.
+    pub fn version(&self) -> Arc<TreeVersion> {
+        self.versions.current()
     }
 
     /// The metadata of the tables and segments that a version refers to ends with it.

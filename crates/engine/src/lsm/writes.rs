@@ -10,6 +10,7 @@ use super::core::LsmCore;
 use super::entry::{EntryValue, TreeEntry, ValueAddress};
 use super::journal::JournalChange;
 use super::journal_room::JournalPass;
+use super::maintenance::is_no_space;
 use super::reads::{FoundInTree, FoundValue, LookupFor};
 use super::value_segments::RecordSpace;
 use crate::common::batch_parts::UnwrittenRecord;
@@ -110,7 +111,11 @@ impl LsmCore {
         };
         let longest_bytes =
             JournalChange::entry(&entry(Version::from_bits(u64::MAX), longest)).encoded_bytes();
-        let pass = self.enter_journal(longest_bytes).await?;
+        let pass = match self.enter_journal(longest_bytes).await {
+            // Nothing can be flushed.
+            Err(error) if is_no_space(&error) => return Ok(PutOutcome::Full),
+            entered => entered?,
+        };
         let _key_guard = match volume.lock_key(key) {
             Ok(guard) => guard,
             Err(waiter) => waiter.await,

@@ -203,7 +203,7 @@ impl<B: BlockBody> KeyBlockPosition<B> {
 }
 
 /// An entry that a search found.
-struct FoundEntry<B> {
+struct EntrySpan<B> {
     body: B,
     /// Whether it is one of the target's key.
     has_key: bool,
@@ -284,7 +284,7 @@ impl<B: BlockBody> KeyBlock<B> {
             key.truncate(shared);
             key.extend_from_slice(unshared);
         });
-        let Some(FoundEntry { body, start, end, .. }) = found else {
+        let Some(EntrySpan { body, start, end, .. }) = found else {
             place.body = None;
             return false;
         };
@@ -345,7 +345,7 @@ impl<B: BlockBody> KeyBlock<B> {
 
     /// The first entry at or behind a position. `pass_key` gets the shared and the other bytes of each key up to that entry's, from a restart point on.
     #[inline]
-    fn search(&self, target: Position<'_>, mut pass_key: impl FnMut(usize, &[u8])) -> Option<FoundEntry<B>> {
+    fn search(&self, target: Position<'_>, mut pass_key: impl FnMut(usize, &[u8])) -> Option<EntrySpan<B>> {
         let (mut at, mut key_bytes) = (self.restart_for(target), 0);
         // The bytes with which both the target and the entry before `at` begin. That entry is before the target.
         let mut matched = 0;
@@ -355,7 +355,7 @@ impl<B: BlockBody> KeyBlock<B> {
             pass_key(shared, unshared);
             let found = |has_key| {
                 let (body, end) = B::decode(self.entries(), body_at)?;
-                Some(FoundEntry { body, has_key, start, end })
+                Some(EntrySpan { body, has_key, start, end })
             };
             if shared < matched {
                 // It is behind the target. At a restart point, it shares bytes that it does not say.

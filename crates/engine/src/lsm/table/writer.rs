@@ -88,6 +88,14 @@ pub struct TableWriter {
     scratch: Vec<u8>,
 }
 
+/// The most bytes of an entry: in a block of its own, with its place in both copies of the metadata.
+fn most_bytes_of(entry: &TreeEntry<'_>) -> u64 {
+    let block_bytes =
+        KEY_OVERHEAD_MAX + entry.key.len() + entry.encoded_bytes() + BLOCK_OVERHEAD_MAX + TRAILER_BYTES;
+    let metadata_bytes = entry.key.len() + KEY_OVERHEAD_MAX + INDEX_BODY_BYTES_MAX + SEGMENT_USE_BYTES_MAX;
+    (block_bytes + 2 * metadata_bytes) as u64
+}
+
 impl TableWriter {
     /// Begins a table at the start of a run, of which it uses at most [`TABLE_BYTES_MAX`]. REQUIRES: no table had the identifier before.
     pub fn new(io: Rc<TableIo>, id: u64, run: Extent, config: TableWriterConfig) -> TableWriter {
@@ -174,6 +182,25 @@ impl TableWriter {
         self.last_key.extend_from_slice(entry.key);
         self.last_sequence = entry.sequence;
         Ok(())
+    }
+
+    /// Whether the run has room for all of these entries, however they come to lie in blocks. REQUIRES: as for [`TableWriter::add`].
+    pub fn has_room_for(&self, entries: &[TreeEntry<'_>]) -> bool {
+        let Some((first, others)) = entries.split_first() else { return true };
+        let with_first = self.bytes_with(first, KEY_OVERHEAD_MAX + first.key.len() + first.encoded_bytes());
+        with_first + others.iter().map(most_bytes_of).sum::<u64>() <= self.run_bytes
+    }
+
+    /// The length of a run that has room for these entries, in bytes.
+    pub fn bytes_for(entries: &[TreeEntry<'_>], unit_bytes: usize) -> u64 {
+        let key_bytes = entries.first().map_or(0, |entry| entry.key.len());
+        let (block_bytes, index_bytes) =
+            (BLOCK_OVERHEAD_MAX + TRAILER_BYTES, KEY_OVERHEAD_MAX + INDEX_BODY_BYTES_MAX);
+        let filter_bytes = TableFilter::bytes_for(1) as usize;
+        let metadata_bytes =
+            DESCRIPTOR_FIXED_BYTES_MAX + 2 * key_bytes + filter_bytes + index_bytes + 2 * block_bytes;
+        let fixed_bytes = block_bytes + 2 * metadata_bytes + 3 * unit_bytes;
+        entries.iter().map(most_bytes_of).sum::<u64>() + fixed_bytes as u64
     }
 
     /// The most bytes that the table would have with one more entry as its last.
