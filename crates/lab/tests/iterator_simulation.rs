@@ -88,7 +88,8 @@ fn without_prefetch_a_next_waits_for_its_flash_read_and_for_blocks_of_keys() {
     let waited = |stats: &ScanStats| {
         stats.next_ns.iter().filter(|&&ns| f64::from(ns) / 1e3 > there + 1.8 * read).count()
     };
-    assert!(waited(&none) > 10 && waited(&index) < 3, "{} and {}", waited(&none), waited(&index));
+    // The first scan of all does not know yet that scans are long: it waits for the first blocks.
+    assert!(waited(&none) > 10 && waited(&index) <= 3, "{} and {}", waited(&none), waited(&index));
 }
 
 #[test]
@@ -110,9 +111,7 @@ fn every_degree_gains_and_the_engines_own_is_near_the_best() {
             );
             assert!(by_degree[1] > 1.5 * by_degree[0] && by_degree[8] > 2.0 * by_degree[0], "{by_degree:?}");
             let best = by_degree.into_iter().fold(0.0, f64::max);
-            // With 128 KiB a short scan leaves reads behind it that it does not need, and the next one waits for them.
-            let least = if value_bytes == 128 << 10 { 0.80 } else { 0.95 };
-            assert!(own[scan] > least * best, "{value_bytes} B: {} of {best}", own[scan]);
+            assert!(own[scan] > 0.95 * best, "{value_bytes} B: {} of {best}", own[scan]);
         }
     }
 }
