@@ -30,10 +30,6 @@ pub struct TreeReport {
     pub moved_bytes: u64,
     /// The bytes that compactions will read until every level has reached its target, estimated.
     pub pending_bytes: u64,
-    /// Writes that were delayed so that compactions keep up.
-    pub delayed_writes: u64,
-    /// The sum of their delays in milliseconds.
-    pub delayed_ms: f64,
     /// Writes that waited for space, or for room in memory or in the journal.
     pub waited_writes: u64,
     /// The sum of their waits in milliseconds.
@@ -99,8 +95,6 @@ impl TreeReport {
             moved_values: tree.moved_values,
             moved_bytes: tree.moved_bytes,
             pending_bytes: tree.pending_bytes,
-            delayed_writes: tree.stalls.delayed_writes,
-            delayed_ms: millis(tree.stalls.delayed),
             waited_writes: tree.stalls.waited_writes,
             waited_ms: millis(tree.stalls.waited),
             segments: tree.segments,
@@ -126,12 +120,7 @@ mod tests {
     fn every_number_has_its_name() {
         let mut levels = [LevelStatistics::default(); TREE_LEVELS];
         levels[1] = LevelStatistics { tables: 1, bytes: 2 };
-        let stalls = StallStatistics {
-            delayed_writes: 12,
-            delayed: Nanos::from_micros(1_500),
-            waited_writes: 14,
-            waited: Nanos::from_millis(15),
-        };
+        let stalls = StallStatistics { waited_writes: 14, waited: Nanos::from_millis(15) };
         let statistics = TreeStatistics {
             levels,
             memtables: 3,
@@ -159,7 +148,7 @@ mod tests {
         let document = json!({
             "nsid": 25, "levels": [none, one, none, none, none, none, none], "memtables": 3, "memtable_bytes": 4,
             "flushes": 5, "flushed_bytes": 6, "compactions": 7, "compacted_bytes": 8, "moved_values": 9,
-            "moved_bytes": 10, "pending_bytes": 11, "delayed_writes": 12, "delayed_ms": 1.5, "waited_writes": 14,
+            "moved_bytes": 10, "pending_bytes": 11, "waited_writes": 14,
             "waited_ms": 15.0, "segments": 16, "segment_bytes": 17, "segment_live_bytes": 18, "last_sequence": 19,
             "iterators": 20, "expired_iterators": 21, "oldest_snapshot": { "sequence": 22, "age_s": 2.5 },
             "pinned_bytes": 24,

@@ -30,7 +30,7 @@ pub struct TreeStatistics {
     pub moved_bytes: u64,
     /// The bytes that compactions will read until every level has reached its target, estimated.
     pub pending_bytes: u64,
-    /// The writes that had to wait for background work, or were delayed for it.
+    /// The writes that had to wait for background work.
     pub stalls: StallStatistics,
     /// Value segments.
     pub segments: u64,
@@ -62,10 +62,6 @@ pub struct LevelStatistics {
 /// The writes that background work held up since the opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StallStatistics {
-    /// Writes that were delayed so that compactions keep up.
-    pub delayed_writes: u64,
-    /// The sum of their delays.
-    pub delayed: Nanos,
     /// Writes that waited for space, or for room in memory or in the journal.
     pub waited_writes: u64,
     /// The sum of their waits.

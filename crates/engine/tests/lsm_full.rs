@@ -193,6 +193,8 @@ fn a_full_volume_is_read_and_emptied_and_its_space_comes_back() {
             let (live, capacity) = (filled.live_bytes, filled.capacity_bytes());
             let room = capacity - reserve_bytes(&filled);
             assert!(live * 1000 >= room * LEAST_PERMILLE, "{kind}: full with {}", filled.shape());
+            let stalls = filled.engine().statistics().tree.expect("a tree").stalls;
+            assert!(stalls.waited_writes > 0, "{kind}: the last puts waited for space");
             filled.check();
             filled.reopen();
             filled.check();

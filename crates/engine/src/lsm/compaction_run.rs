@@ -344,7 +344,12 @@ impl LsmCore {
             return paused_at;
         }
         let time = |bytes: u64, per_second: u64| bytes.saturating_mul(1_000_000_000) / per_second.max(1);
-        let mut rest_ns = time(new_tables, volume.pace().compaction_per_second).max(time(new_bytes, bound));
+        // Before puts wait for space only the bound counts.
+        let of_pace = match volume.is_space_short() {
+            true => 0,
+            false => time(new_tables, volume.pace().compaction_per_second),
+        };
+        let mut rest_ns = of_pace.max(time(new_bytes, bound));
         // In steps: a run that somebody waits for, for space, pauses no longer.
         while rest_ns > 0 && volume.compaction.hurried.load(Ordering::Relaxed) == 0 {
             let step_ns = rest_ns.min(PAUSE_STEP.0);

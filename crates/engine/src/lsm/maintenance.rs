@@ -44,6 +44,8 @@ const SCARCE_GARBAGE_PERMILLE: u16 = 20;
 
 /// A put that finds no space makes more than it needs, so that not every put does: one of so many parts of the reserve.
 const SPARE_DIVISOR: u64 = 4;
+/// Space is short while less is free beside what is spared than one of so many parts of the reserve.
+const SHORT_DIVISOR: u64 = 2;
 
 /// A compaction that runs, until this is dropped.
 struct RunningCompaction<'a> {
@@ -93,6 +95,11 @@ impl LsmVolume {
     /// Whether space is scarce, so that also segments that are mostly alive are collected.
     fn is_space_scarce(&self) -> bool {
         self.space.free_units() < 2 * self.reserve_units()
+    }
+
+    /// Whether puts will soon find no space: compaction then makes some before they wait for it.
+    pub(super) fn is_space_short(&self) -> bool {
+        !self.has_spare_units(self.reserve_units() / SHORT_DIVISOR)
     }
 
     fn choose(&self, wants_space: bool) -> CompactionChoice {
@@ -245,12 +252,24 @@ impl LsmCore {
         Ok(())
     }
 
+    /// Waits for work without which a write cannot go on, and counts it.
+    pub(super) async fn counted_wait<T>(&self, work: impl Future<Output = T>) -> T {
+        let state = &self.volume.compaction;
+        let start = self.clock();
+        let done = work.await;
+        state.waited_writes.fetch_add(1, Ordering::Relaxed);
+        if let (Some(start), Some(end)) = (start, self.clock()) {
+            state.waited_ns.fetch_add(end.0.saturating_sub(start.0), Ordering::Relaxed);
+        }
+        done
+    }
+
     /// Whether a put of a value in the tree finds space, after work that can free some.
     pub(super) async fn has_space(&self) -> Result<bool, EngineError> {
         let volume = &self.volume;
         match volume.has_spare_units(1) {
             true => Ok(true),
-            false => Box::pin(self.make_space(1)).await,
+            false => Box::pin(self.counted_wait(self.make_space(1))).await,
         }
     }
 
@@ -347,7 +366,7 @@ impl LsmCore {
                 return Ok(volume.segments.reserve(units, value_bytes));
             }
             drop(guard);
-            if std::mem::replace(&mut tried, true) || !self.make_space(units).await? {
+            if std::mem::replace(&mut tried, true) || !self.counted_wait(self.make_space(units)).await? {
                 return Ok(None);
             }
         }
@@ -408,7 +427,7 @@ impl LsmCore {
         let is_off = self.volume.settings.pacing.compaction_max == 0;
         while !is_off && !self.is_over() {
             let before = rounds.get();
-            match self.compact_step(&RunPace { handle: Some(handle) }, false).await {
+            match self.compact_step(&RunPace { handle: Some(handle) }, self.volume.is_space_short()).await {
                 Ok(CompactionStep::Compacted) => {}
                 Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
                 Ok(CompactionStep::Nothing) => wait_until(|| rounds.get() != before || self.is_over()).await,

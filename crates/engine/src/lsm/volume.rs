@@ -65,9 +65,6 @@ pub(super) struct CompactionState {
     pub moved_bytes: AtomicU64,
     pub flushes: AtomicU64,
     pub flushed_bytes: AtomicU64,
-    /// Writes that were delayed so that compactions keep up, and the sum of their delays.
-    pub delayed_writes: AtomicU64,
-    pub delayed_ns: AtomicU64,
     /// Writes that waited for space, or for room in memory or in the journal, and the sum of their waits.
     pub waited_writes: AtomicU64,
     pub waited_ns: AtomicU64,

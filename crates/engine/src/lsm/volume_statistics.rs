@@ -43,8 +43,6 @@ impl LsmVolume {
             moved_bytes: load(&work.moved_bytes),
             pending_bytes: pending_bytes(&version, &self.settings.compaction),
             stalls: StallStatistics {
-                delayed_writes: load(&work.delayed_writes),
-                delayed: Nanos(load(&work.delayed_ns)),
                 waited_writes: load(&work.waited_writes),
                 waited: Nanos(load(&work.waited_ns)),
             },
@@ -96,15 +94,9 @@ mod tests {
         let volume = block_on(super::super::open(&device, &pool, config, &format), || ()).expect("opens");
         assert_eq!(volume.tree_statistics().stalls, StallStatistics::default());
         let state = &volume.compaction;
-        for (count, number) in
-            [&state.delayed_writes, &state.delayed_ns, &state.waited_writes, &state.waited_ns]
-                .into_iter()
-                .zip(1..)
-        {
-            count.store(number, Ordering::Relaxed);
-        }
-        let want =
-            StallStatistics { delayed_writes: 1, delayed: Nanos(2), waited_writes: 3, waited: Nanos(4) };
+        state.waited_writes.store(1, Ordering::Relaxed);
+        state.waited_ns.store(2, Ordering::Relaxed);
+        let want = StallStatistics { waited_writes: 1, waited: Nanos(2) };
         assert_eq!(volume.tree_statistics().stalls, want);
     }
 }

@@ -70,7 +70,7 @@ impl LsmCore {
                 return Ok(pass);
             }
             // Boxed because it is rare: it would enlarge every put's future.
-            Box::pin(self.make_journal_room(change_bytes)).await?;
+            Box::pin(self.counted_wait(self.make_journal_room(change_bytes))).await?;
         }
     }
 
