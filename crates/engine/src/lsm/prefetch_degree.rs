@@ -14,7 +14,7 @@
 //!
 //! When a read takes as many times the least latency as there are rounds, the queue is full. If the device serves all its reads alike, the second and the third
 //! round gain nothing, and are lost at the end of the scan, where the next scan waits for them. If latencies vary, or values share channels at random, they keep the device
-//! busy. A trial tells: from there on the scan does with one round and a value for [`CONSUMED_FOR_QUEUED`] that were consumed, so that it reads in vain a small
+//! busy. A trial tells: from there on the scan does with one round and a value for `CONSUMED_FOR_QUEUED` that were consumed, so that it reads in vain a small
 //! part of itself. If its values then come slower, it has all rounds again, and so have later scans, until the next probe.
 //!
 //! On a saturated device no read of a scan has that least latency: each queues behind D of its own, and the first ones behind those that the scan before
