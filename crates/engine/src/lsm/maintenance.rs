@@ -44,7 +44,7 @@ const SCARCE_GARBAGE_PERMILLE: u16 = 20;
 
 /// A put that finds no space makes more than it needs, so that not every put does: one of so many parts of the reserve.
 const SPARE_DIVISOR: u64 = 4;
-/// Space is short while less is free beside what is spared than one of so many parts of the reserve.
+/// Space is short when puts can use less than this fraction of the reserve: one half.
 const SHORT_DIVISOR: u64 = 2;
 
 /// A compaction that runs, until this is dropped.
@@ -152,7 +152,11 @@ impl LsmCore {
             return Err(EngineError::ReadOnly);
         }
         match volume.choose(wants_space) {
-            CompactionChoice::Nothing => Ok(CompactionStep::Nothing),
+            CompactionChoice::Nothing => {
+                // Nothing fits the bound that earlier failures left: the next choice has all of the free space again.
+                volume.compaction.note_outcome(false);
+                Ok(CompactionStep::Nothing)
+            }
             CompactionChoice::LookAgain => Ok(CompactionStep::LookAgain),
             CompactionChoice::Compact(_) => {
                 let compaction = volume.compaction.running.lock().last().cloned().expect("chosen above");
