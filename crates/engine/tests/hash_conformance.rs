@@ -1,9 +1,10 @@
 //! The hash engine against the model, sequentially and concurrently, and its space under sustained overwrites.
 
+use crate::common::stable_memory::StableMemory;
 use crate::common::{self, HashFixture, small_volume, volatile_engine};
-use octokv_base::{Buffer, Key, Lba, Prng};
+use octokv_base::{Buffer, Key, Prng};
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
+use octokv_device::{Device, MemoryDevice, RamDisk};
 use octokv_engine::HashKind;
 use octokv_engine::conformance::{self, EngineFixture, Operation, key_of, operation_of, record_of, value_of};
 use octokv_engine::hash::{HashEngine, open};
@@ -130,37 +131,12 @@ fn space_is_used_again_under_steady_overwrite_at_90_percent() {
     overwrite_at(&volatile_engine(64 << 20, 512), 90, 10, 100, 12_000);
 }
 
-/// Memory that claims to be non-volatile.
-struct NonvolatileMemory(MemoryDevice);
-
-impl Device for NonvolatileMemory {
-    fn geometry(&self) -> Geometry {
-        Geometry { volatile: false, ..self.0.geometry() }
-    }
-    fn name(&self) -> &str {
-        "non-volatile memory"
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.0.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.0.write(at, buffer)
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.0.flush()
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.0.trim(at, blocks)
-    }
-}
-
 #[test]
 fn space_is_used_again_with_a_journal_under_steady_overwrite_and_after_reopening() {
     for durability in [Durability::PowerSafe, Durability::Completed] {
         let mut fixture = HashFixture { durability, ..HashFixture::default() };
         fixture.format.unit_bytes = Some(512);
-        let memory = MemoryDevice::new(RamDisk::new(64 << 20, 512).unwrap());
-        let device: Rc<dyn Device> = Rc::new(NonvolatileMemory(memory));
+        let device: Rc<dyn Device> = StableMemory::new(64 << 20, 512);
         block_on(fixture.format(Rc::clone(&device)), || ());
         let engine = block_on(fixture.open(Rc::clone(&device)), || ()).unwrap();
         overwrite_at(&engine, 90, 6, 100, 12_000);

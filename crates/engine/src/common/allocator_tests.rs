@@ -12,7 +12,7 @@ enum Operation {
     Allocate(u64),
     /// Of the longest free run, up to a number of units.
     AllocateLongest(u64),
-    /// Of what is free first among so many units from a unit on, in thirds of the partition.
+    /// Of the first free run in a range: the third of the partition in which the range begins, and its length in units.
     AllocateWithin(u64, u64),
     /// Of one of the runs that are held, if any; the number counts round.
     Free(usize),

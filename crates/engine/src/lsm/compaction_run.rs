@@ -321,8 +321,8 @@ impl LsmCore {
         output.tables.push_key(&entries).await
     }
 
-    /// Pauses for what was written since the last pause, if that is much or all, so that the run is no faster than its pace. Gives what was written. The pace is that of
-    /// tables; an operator's bound is that of all bytes, of which none are left out.
+    /// Sleeps so that the compaction keeps to its rate. It sleeps once enough was written since the last pause; if an operator has set a rate, also at the end. Returns the bytes that are
+    /// accounted for. The pace limits bytes of tables; the operator's rate limits bytes of tables and of moved values.
     async fn pause(
         &self,
         output: &RunOutput<'_>,

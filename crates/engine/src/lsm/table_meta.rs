@@ -413,7 +413,7 @@ impl Drop for SegmentMeta {
 /// What a segment has once nothing more is written to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSeal {
-    /// The units that its records take, at least 1: what is behind them is free.
+    /// The units that the segment keeps, at least 1. Its records lie within them; the rest of its extent is free.
     pub units: u64,
     /// The bytes of its records.
     pub record_bytes: u64,

@@ -338,7 +338,7 @@ impl LsmVolume {
         Some(extent)
     }
 
-    /// Whether there is space for so many units beside what is spared.
+    /// Whether puts may still allocate `units`, which leaves the reserve and the space that the memtables will take.
     pub(super) fn has_spare_units(&self, units: u64) -> bool {
         self.release_reclaimed();
         self.space.free_units() >= self.spared_units() + units && !self.is_image_long()
@@ -351,7 +351,7 @@ impl LsmVolume {
         self.image_bytes.load(Ordering::Relaxed) > area_bytes / 4 * 3
     }
 
-    /// Whether so many units in a row are free beside what is spared.
+    /// Whether puts may allocate `units`, and a contiguous run of that length is free.
     pub(super) fn has_spare_run(&self, units: u64) -> bool {
         self.has_spare_units(units) && self.space.has_run(units)
     }
@@ -366,7 +366,8 @@ impl LsmVolume {
         self.settings.reserve_bytes / self.unit_bytes() as u64
     }
 
-    /// Gives back what is behind the first `used` units of a run, and gives what is left of it: a rest of fewer than `least` units, which no table would fit in, stays with the run.
+    /// Frees the unused tail of a run, after its first `used` units, and returns the extent that remains allocated. A tail shorter than `least` units stays
+    /// allocated: no table fits in it.
     pub(super) fn release_behind(&self, run: Extent, used: u64, least: u64) -> Extent {
         let kept = match run.units - used {
             rest if rest < least => run.units,

@@ -8,8 +8,8 @@
 //!                                                                               └─▶ none: the first entry of the next block
 //! ```
 //! Forward, a block that is not in the cache is read together with those behind it that the scan will probably enter: as many as scans of the
-//! level had before it ([`super::scan_lengths`]), or, once it is longer, as many as it had itself. A step may start to read more of them, when it has passed half of
-//! what was read, or, backward, the block before; the step into such a block awaits it, so that nothing is read twice.
+//! level had before it ([`super::scan_lengths`]), or, once it is longer, as many as it had itself. A step may start a read-ahead: forward
+//! when half of the blocks that were read are passed, backward of the preceding block. A step into a block that is being read awaits that read, so that no block is read twice.
 //!
 //! In: positions, in both directions. Out: entries by reference to the block.
 //! Invariants: without an entry there is no block; at a block that cannot be read, the place in the index remains, so that the cursor
