@@ -27,7 +27,7 @@
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
-//! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move. [`prefetch_degree`]: how many values one reads ahead.
+//! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move. [`prefetch_degree`]: how many values one reads ahead, [`length_estimate`]: how many it probably reads.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 
 pub mod append_list;
@@ -50,6 +50,7 @@ mod iterator_views;
 mod iterators;
 pub mod journal;
 pub mod journal_room;
+pub mod length_estimate;
 pub mod level_cursor;
 pub mod lost_ranges;
 mod maintenance;

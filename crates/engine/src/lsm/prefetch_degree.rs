@@ -27,12 +27,17 @@
 //!
 //! D rises at once, and falls by one for each [`FALL_VALUES`] consumed values. A wait although D is as high as needed adds one until waits end: intervals may vary.
 //!
+//! No scan reads far behind its end: it probably ends where earlier ones did ([`LengthEstimate`], in values). Up to there D is at most what is left, and behind it what the
+//! scan has taken beyond, or one for [`CONSUMED_FOR_ONE_AHEAD`] values, if that is more. So a scan of ten values reads ten, whatever their latency asks for, and one that is longer than expected
+//! reads less in vain than it has read in use.
+//!
 //! A scan without a past starts with [`COLD_START`]. Its first latency passes before anything is known of the consumer, so a short scan costs up to twice
 //! the time of the best degree. [`ScanHistory`] gives later scans of the same volume the start with which earlier ones would have been best, and none where scans end at once.
 //!
 //! In: of each consumed value, when it was wanted, had and read. Out: the degree. Invariants: the degree is at most [`DEGREE_MAX`]; the bytes of all grants of a
 //! [`PrefetchBudget`] never exceed it. Tested in `prefetch_degree_tests.rs`, in a closed loop with a device and a consumer.
 
+use super::length_estimate::LengthEstimate;
 use octokv_base::Nanos;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +58,8 @@ const ROUNDS: u32 = 3;
 const TRIAL_VALUES: u64 = 32;
 /// Consumed values for each one that may queue behind the first round, so that 3 % of a scan are read in vain at most.
 const CONSUMED_FOR_QUEUED: u64 = 32;
+/// Behind its expected end a scan reads one value ahead for so many that it took, or more.
+pub const CONSUMED_FOR_ONE_AHEAD: u64 = 16;
 /// What one iterator reads ahead at most, in bytes, if that is more than one value.
 pub const ITERATOR_BYTES_MAX: u64 = 4 << 20;
 
@@ -165,8 +172,11 @@ pub enum PrefetchMode {
 #[derive(Clone, Debug)]
 pub struct PrefetchDegree {
     mode: PrefetchMode,
+    /// By what was measured, wherever the scan ends.
     degree: u32,
     start: u32,
+    /// The values of the scan, by those before it; `None` if there were none, or the degree is fixed.
+    expected: Option<u32>,
     /// How much the consumer has earned by going on.
     earned: u32,
     consumed: u64,
@@ -200,6 +210,7 @@ impl PrefetchDegree {
             mode,
             degree: if is_probe { 0 } else { start },
             start,
+            expected: history.lengths.expected().filter(|_| mode == PrefetchMode::Adaptive),
             earned: start,
             consumed: 0,
             interval: SmoothedMean::default(),
@@ -218,7 +229,15 @@ impl PrefetchDegree {
 
     /// How many values to have, or to be reading, behind the one that the consumer has.
     pub fn degree(&self) -> u32 {
-        self.degree
+        self.degree.min(self.left_max())
+    }
+
+    /// The values that are probably left in the scan behind the next one.
+    fn left_max(&self) -> u32 {
+        let Some(expected) = self.expected.map(u64::from) else { return u32::MAX };
+        let taken = self.consumed + 1;
+        let left = expected.abs_diff(taken).max(taken / CONSUMED_FOR_ONE_AHEAD);
+        u32::try_from(left).unwrap_or(u32::MAX)
     }
 
     /// Values that the consumer took.
@@ -229,18 +248,22 @@ impl PrefetchDegree {
     /// Notes that the consumer took a value, in the order of the scan, and gives the new degree.
     pub fn consume(&mut self, value: &ConsumedValue) -> u32 {
         self.consumed += 1;
-        if let PrefetchMode::Fixed(_) = self.mode {
-            return self.degree;
+        if self.mode == PrefetchMode::Adaptive {
+            self.adapt(value);
         }
+        self.degree()
+    }
+
+    fn adapt(&mut self, value: &ConsumedValue) {
         self.measure(value);
         if self.consumed > 1 {
             self.earned = (self.earned.max(1) * 2).min(DEGREE_MAX);
         }
         if self.is_probe && self.consumed < PROBE_VALUES {
-            return self.degree;
+            return;
         }
         let is_waiting = value.waited > Nanos(0);
-        let Some((needed, useful)) = self.needed_and_useful() else { return self.degree };
+        let Some((needed, useful)) = self.needed_and_useful() else { return };
         if is_waiting && self.degree >= needed + self.slack {
             self.slack = (self.slack + 1).min(needed);
         }
@@ -263,7 +286,6 @@ impl PrefetchDegree {
         if let QueueTrial::Without { .. } = self.queue {
             self.degree = self.degree.min(useful);
         }
-        self.degree
     }
 
     fn measure(&mut self, value: &ConsumedValue) {
@@ -316,6 +338,7 @@ impl PrefetchDegree {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScanHistory {
     start: u32,
+    lengths: LengthEstimate,
     least: LeastLatencies,
     needs_queue: bool,
     scans_since_probe: u32,
@@ -325,6 +348,7 @@ impl Default for ScanHistory {
     fn default() -> ScanHistory {
         ScanHistory {
             start: COLD_START,
+            lengths: LengthEstimate::default(),
             least: LeastLatencies::NONE,
             needs_queue: false,
             scans_since_probe: 0,
@@ -346,6 +370,7 @@ impl ScanHistory {
             return;
         }
         self.note_latencies(scan);
+        self.lengths.add(u32::try_from(scan.consumed).unwrap_or(u32::MAX));
         let behind_first = u32::try_from(scan.consumed - 1).unwrap_or(u32::MAX);
         self.start = if behind_first < scan.start {
             behind_first.max(scan.start / 4)

@@ -161,7 +161,8 @@ fn scans_of_latency(mut history: ScanHistory, scans: u32, latency_us: u64) -> Sc
 fn one_scan_in_64_reads_one_value_after_another_and_measures_the_least_latency_anew() {
     let degree_after = |history: &ScanHistory| {
         let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, history);
-        (0..100).map(|_| scan.consume(&value(10, 20, 400, 128))).last()
+        // Far enough behind the 40 values of the scans before that no end is expected.
+        (0..120).map(|_| scan.consume(&value(10, 20, 400, 128))).last()
     };
     // One read that a cache of the device served.
     let history = scans_of_latency(scans_of_latency(ScanHistory::default(), 1, 1), 62, 400);
@@ -314,6 +315,46 @@ fn a_scan_that_ends_early_reads_little_in_vain() {
         let warm = permille(&Cell { values: 1, ..cell }, values).1;
         assert_eq!(warm.in_vain, 0, "after {values} scans of one value");
     }
+}
+
+/// A history of ten scans of each of these lengths, in turns, of values that ask for a degree of 30 and more.
+fn history_of_lengths(lengths: &[usize]) -> ScanHistory {
+    let mut history = ScanHistory::default();
+    for values in lengths.iter().cycle().take(10 * lengths.len()) {
+        let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, &history);
+        (0..*values).for_each(|_| _ = scan.consume(&value(10, 20, 400, 128)));
+        history.end_scan(&scan);
+    }
+    history
+}
+
+#[test]
+fn a_scan_of_the_usual_length_reads_nothing_in_vain_whatever_the_latency_asks_for() {
+    for values in [2, 10, 100, 1000] {
+        let history = history_of_lengths(&[values]);
+        let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, &history);
+        let (mut asked, mut highest) = (0, 0);
+        for taken in 0..values {
+            asked = asked.max(taken + 1 + scan.degree() as usize);
+            highest = highest.max(scan.degree());
+            scan.consume(&value(10, 20, 400, 128));
+        }
+        // Of a long one: what a sixteenth of what it has consumed allows at its end.
+        assert!(asked <= values + values / 16, "{asked} of {values}");
+        assert!(highest as usize >= (values - 1).min(40), "{highest} of {values}");
+    }
+}
+
+#[test]
+fn behind_its_expected_end_a_scan_reads_ahead_as_much_as_it_has_read_there() {
+    let history = history_of_lengths(&[10]);
+    let mut scan = PrefetchDegree::new(PrefetchMode::Adaptive, &history);
+    let degrees: Vec<u32> = (0..60).map(|_| scan.consume(&value(10, 20, 400, 128))).collect();
+    // At the tenth value of ten, at the next ones, later, and in the end.
+    assert_eq!((degrees[8], &degrees[9..13], degrees[29], degrees[59]), (0, &[1, 2, 3, 4][..], 21, 51));
+    // Lengths that vary: up to the mean and half of the deviation at once.
+    let scan = PrefetchDegree::new(PrefetchMode::Adaptive, &history_of_lengths(&[4, 40]));
+    assert!(scan.degree() <= 31, "{}", scan.degree());
 }
 
 #[test]
