@@ -33,6 +33,7 @@ mod lsm_iterators;
 mod lsm_pace;
 mod lsm_power_loss;
 mod lsm_statistics;
+mod lsm_value_reads;
 mod lsm_version_memory;
 mod memory_contract;
 mod striped_power_loss;

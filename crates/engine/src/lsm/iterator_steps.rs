@@ -6,9 +6,9 @@
 //! In: an iterator with its place. Out: its next pair, or what could not be read. The views are those of [`super::iterator_views`].
 
 use super::core::LsmCore;
-use super::entry::{EntryValue, ValueAddress};
+use super::entry::EntryValue;
 use super::iterator_list::{IteratorPlace, IteratorSources, IteratorState};
-use super::iterator_views::{AheadPair, AheadRead, AheadValue, NextPair, TakenValue, TreeSource, TreeView};
+use super::iterator_views::{AheadPair, NextPair, TakenValue, TreeSource, TreeView};
 use super::level_cursor::LevelCursor;
 use super::memtable_slot::SlotCursor;
 use super::merge::MergingCursor;
@@ -17,9 +17,12 @@ use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
 use super::table::io::is_media_error;
 use super::table_meta::TableMeta;
+use super::value_reads::{AheadValue, ValueRead, next_run};
 use super::version_edit::LEVELS;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
+use octokv_base::Buffer;
+use octokv_device::DeviceError;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -135,7 +138,9 @@ impl LsmCore {
         }
         let AheadPair { key, value, value_bytes } = view.ahead.pop_front().expect("there is a next pair");
         let value = match value {
-            AheadValue::InSegment(address, units) => self.begin_value(address, units, None),
+            AheadValue::InSegment(address, units) => self
+                .begin_reads(units.clone(), [None])
+                .map(|mut reads| AheadValue::Reading(address, units, reads.next().expect("one"))),
             value => Ok(value),
         };
         let degree = view.degree.degree() as usize;
@@ -143,13 +148,13 @@ impl LsmCore {
         self.begin_values_ahead(view, degree);
         let mut latency = None;
         let value = match value {
-            Ok(AheadValue::Reading(address, units, mut read)) => {
+            Ok(AheadValue::Reading(address, units, read)) => {
                 poll_fn(|context| read.poll(context, self.clock())).await;
-                latency = read.latency;
-                match read.result.expect("it has ended").into_read() {
-                    Ok(buffer) => self
-                        .check_record(&buffer, units.start, &key, address)
-                        .map(|range| AheadValue::Read(buffer, range)),
+                latency = read.latency();
+                match self.read_record(&read, &units).await {
+                    Ok((buffer, at)) => self
+                        .check_record(&buffer[at.clone()], units.start, &key, address)
+                        .map(|value| AheadValue::Read(buffer, at.start + value.start..at.start + value.end)),
                     // The medium lost it: the same read would fail again.
                     Err(error) if is_media_error(error) => Err(self.corrupt(units.start)),
                     Err(error) => Err(self.io.failed(error)),
@@ -179,14 +184,41 @@ impl LsmCore {
         }
     }
 
+    /// The buffer and the bytes in it of a record whose read has ended, or that is read again if the read had other records and failed.
+    async fn read_record(
+        &self,
+        read: &ValueRead,
+        units: &Range<u64>,
+    ) -> Result<(Rc<Buffer>, Range<usize>), DeviceError> {
+        let unit_bytes = self.volume.unit_bytes();
+        let outcome = match read.record(units).expect("it has ended") {
+            Err(error) if read.is_gathered(units) => match self.start_read(units) {
+                Ok(again) => again.await.into_read().map(|buffer| (Rc::new(buffer), 0..units.end - units.start)),
+                Err(_) => Err(error),
+            },
+            outcome => outcome,
+        };
+        outcome.map(|(buffer, at)| (buffer, at.start as usize * unit_bytes..at.end as usize * unit_bytes))
+    }
+
     /// Starts the reads of the first pairs ahead, as far as there is memory.
     fn begin_values_ahead(&self, view: &mut TreeView, pairs: usize) {
-        for pair in view.ahead.iter_mut().take(pairs) {
-            let AheadValue::InSegment(address, units) = &pair.value else { continue };
-            let Some(grant) = self.volume.prefetch_budget.take(pair.value_bytes as u64) else { return };
+        let unit_bytes = self.volume.unit_bytes() as u64;
+        // With a degree that an operator has fixed, each value is a read, as in the paper.
+        let can_gather = self.volume.settings.prefetch == PrefetchMode::Adaptive;
+        let goes_on = |view: &TreeView| !view.is_at_end && view.failed.is_none();
+        while let Some((mut run, mut units)) = next_run(&view.ahead, pairs, unit_bytes, can_gather, goes_on(view)) {
+            let grant = |pair: &AheadPair| self.volume.prefetch_budget.take(pair.value_bytes as u64);
+            let grants: Vec<_> = view.ahead.range(run.clone()).map_while(grant).map(Some).collect();
+            run.end = run.start + grants.len();
+            let Some(last) = view.ahead.range(run.clone()).last() else { return };
+            units.end = last.value.units().map_or(units.end, |units| units.end);
             // One that has no buffer now is read when it is wanted.
-            let Ok(value) = self.begin_value(*address, units.clone(), Some(grant)) else { return };
-            pair.value = value;
+            let Ok(reads) = self.begin_reads(units, grants) else { return };
+            for (pair, read) in view.ahead.range_mut(run).zip(reads) {
+                let AheadValue::InSegment(address, ref units) = pair.value else { unreachable!("not read yet") };
+                pair.value = AheadValue::Reading(address, units.clone(), read);
+            }
         }
     }
 
@@ -244,20 +276,17 @@ impl LsmCore {
         Ok(())
     }
 
-    /// Starts to read a value.
+    /// Starts to read the records in these units, which have these grants.
     ///
     /// # Errors
     /// [`EngineError::NoMemory`].
-    fn begin_value(
+    fn begin_reads(
         &self,
-        address: ValueAddress,
         units: Range<u64>,
-        grant: Option<PrefetchGrant>,
-    ) -> Result<AheadValue, EngineError> {
+        grants: impl IntoIterator<Item = Option<PrefetchGrant>>,
+    ) -> Result<impl Iterator<Item = ValueRead>, EngineError> {
         let read = self.start_read(&units)?;
-        let began = self.clock();
-        let read = AheadRead { read, result: None, began, latency: None, _grant: grant };
-        Ok(AheadValue::Reading(address, units, read))
+        Ok(ValueRead::begin(read, units, self.clock(), grants))
     }
 
     /// Looks a key up at whose entry damage leaves a doubt.
@@ -269,12 +298,12 @@ impl LsmCore {
         let value = match found.value {
             FoundValue::Tombstone => return Ok(()),
             _ if view.keys_only => AheadValue::Inline(Box::default()),
-            FoundValue::Inline(buffer, bytes) => AheadValue::Read(buffer, 0..bytes),
+            FoundValue::Inline(buffer, bytes) => AheadValue::Read(Rc::new(buffer), 0..bytes),
             FoundValue::InSegment(address) => {
                 let read = self.read_value(&version, &key, address).await?;
                 let corrupt = || self.corrupt(self.volume.fixed().layout.data_start_unit);
                 let (buffer, range) = read.ok_or_else(corrupt)?;
-                AheadValue::Read(buffer, range)
+                AheadValue::Read(Rc::new(buffer), range)
             }
         };
         let value_bytes = if view.keys_only { 0 } else { found.value_bytes as usize };

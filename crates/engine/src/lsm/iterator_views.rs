@@ -7,26 +7,25 @@
 //! cursors hold tables.
 
 use super::cursor::EntryCursor;
-use super::entry::{EntryValue, Position, TreeEntry, ValueAddress};
+use super::entry::{EntryValue, Position, TreeEntry};
 use super::iterator_list::IteratorPlace;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::memtable_slot::{CursorSource, SlotCursor};
 use super::memtables::FlushedTables;
-use super::prefetch_degree::{PrefetchDegree, PrefetchGrant, ScanHistory};
+use super::prefetch_degree::{PrefetchDegree, ScanHistory};
 use super::snapshot_view::SnapshotView;
 use super::table::io::TableIo;
 use super::tree_version::TreeVersion;
+use super::value_reads::AheadValue;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Nanos, UnixTime};
-use octokv_device::{DeviceFuture, IoResult};
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::ops::Range;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 /// A cursor over one source of an iterator.
 pub(super) enum TreeSource {
@@ -88,42 +87,6 @@ impl EntryCursor for TreeSource {
     }
 }
 
-/// The value of a pair that was read ahead.
-pub(super) enum AheadValue {
-    /// These bytes, or none if only keys are wanted.
-    Inline(Box<[u8]>),
-    /// That of a record in these units, which is not being read yet.
-    InSegment(ValueAddress, Range<u64>),
-    /// That of a record which is being read.
-    Reading(ValueAddress, Range<u64>, AheadRead),
-    /// Those bytes of a buffer.
-    Read(Buffer, Range<usize>),
-}
-
-/// The read of a record.
-pub(super) struct AheadRead {
-    pub(super) read: DeviceFuture,
-    /// Its outcome, if it was seen before the value was wanted.
-    pub(super) result: Option<IoResult>,
-    pub(super) began: Option<Nanos>,
-    /// How long it took, up to the moment in which its end was seen.
-    pub(super) latency: Option<Nanos>,
-    /// For a read before the value was wanted.
-    pub(super) _grant: Option<PrefetchGrant>,
-}
-
-impl AheadRead {
-    /// Notes the end of the read, if it has come.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, now: Option<Nanos>) -> Poll<()> {
-        if self.result.is_none() {
-            let Poll::Ready(result) = Pin::new(&mut self.read).poll(context) else { return Poll::Pending };
-            self.latency = now.zip(self.began).map(|(now, began)| now.since(began));
-            self.result = Some(result);
-        }
-        Poll::Ready(())
-    }
-}
-
 /// A pair that the view has passed and the iterator has not.
 pub(super) struct AheadPair {
     pub(super) key: Vec<u8>,
@@ -134,7 +97,7 @@ pub(super) struct AheadPair {
 /// The value of a pair that an iterator passes.
 pub(super) enum TakenValue {
     Inline(Box<[u8]>),
-    Read(Buffer, Range<usize>),
+    Read(Rc<Buffer>, Range<usize>),
 }
 
 impl TakenValue {
@@ -295,8 +258,8 @@ impl TreeView {
     /// Notes which of the reads ahead have ended.
     pub(super) async fn note_ended_reads(&mut self, now: Option<Nanos>) {
         poll_fn(|context| {
-            for pair in &mut self.ahead {
-                if let AheadValue::Reading(.., read) = &mut pair.value {
+            for pair in &self.ahead {
+                if let AheadValue::Reading(.., read) = &pair.value {
                     let _ = read.poll(context, now);
                 }
             }

@@ -27,7 +27,7 @@
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
 //!   [`pacing`]: how fast, and how much writers are delayed.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
-//! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move. [`prefetch_degree`]: how many values one reads ahead, [`length_estimate`]: how many it probably reads.
+//! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move; `value_reads`: of the values ahead. [`prefetch_degree`]: how many values one reads ahead, [`length_estimate`]: how many it probably reads.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
 
 pub mod append_list;
@@ -77,6 +77,7 @@ mod table_output;
 mod tree_iterator;
 pub mod tree_version;
 mod value_mover;
+mod value_reads;
 pub mod value_segments;
 mod verify;
 pub mod version_edit;

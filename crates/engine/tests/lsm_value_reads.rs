@@ -1,0 +1,147 @@
+//! The reads of values ahead of an iterator: records side by side are read together, and one that cannot be read costs none of the others.
+
+use crate::common::lsm_fixture::{LsmFixture, make_small};
+use crate::common::pool;
+use crate::common::stable_memory::StableMemory;
+use crate::lsm_faults::AllPairs;
+use octokv_base::{Buffer, Key, Lba};
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_device::{Device, DeviceFuture, Geometry};
+use octokv_engine::conformance::{EngineFixture, key_of, record_of, value_of};
+use octokv_engine::lsm::prefetch_degree::PrefetchMode;
+use octokv_engine::lsm::settings::TreeSettings;
+use octokv_engine::lsm::{LsmEngine, open_with};
+use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
+use octokv_runtime::block_on;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+const BLOCK_BYTES: u64 = 512;
+const VALUE_BYTES: usize = 3900;
+/// Blocks of most records: header, key and value.
+const RECORD_BLOCKS: u64 = 8;
+const VALUES: u64 = 64;
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    block_on(future, || ())
+}
+
+/// Memory that notes its reads: first block and blocks.
+struct NotedReads {
+    memory: Rc<StableMemory>,
+    reads: RefCell<Vec<(u64, u64)>>,
+}
+
+impl Device for NotedReads {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+    fn name(&self) -> &str {
+        "memory that notes its reads"
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.reads.borrow_mut().push((at.0, buffer.len() as u64 / BLOCK_BYTES));
+        self.memory.read(at, buffer)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.memory.write(at, buffer)
+    }
+    fn flush(&self) -> DeviceFuture {
+        self.memory.flush()
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.memory.trim(at, blocks)
+    }
+}
+
+/// A volume whose values were put in the order of their keys.
+struct OrderedValues {
+    device: Rc<NotedReads>,
+    faults: FaultPlan,
+    engine: LsmEngine,
+}
+
+impl OrderedValues {
+    fn new(adjust: fn(&mut TreeSettings)) -> OrderedValues {
+        let memory = StableMemory::new(24 << 20, BLOCK_BYTES as u32);
+        let noted = Rc::new(NotedReads { memory, reads: RefCell::default() });
+        let (fixture, faults) = (LsmFixture::default(), FaultPlan::default());
+        let device: Rc<dyn Device> = Rc::new(FaultDevice::new(noted.clone(), faults.clone()));
+        run(fixture.format(Rc::clone(&device)));
+        let volume = run(open_with(&device, &pool(), fixture.open_config(), &fixture.format, adjust));
+        let engine = LsmEngine::new(volume.expect("opens"), 0, device, pool());
+        let mut keys: Vec<Key> = (0..VALUES).map(key_of).collect();
+        keys.sort();
+        for key in keys {
+            let record = record_of(engine.record_layout(), &key, &value_of(&key, 1, VALUE_BYTES));
+            assert_eq!(run(engine.put(&key, PutMode::Upsert, record, VALUE_BYTES)), Ok(PutOutcome::Stored));
+        }
+        OrderedValues { device: noted, faults, engine }
+    }
+
+    /// The pairs of a scan of everything, its errors, and its reads.
+    fn scan(&self) -> (AllPairs, Vec<EngineError>, Vec<(u64, u64)>) {
+        self.device.reads.borrow_mut().clear();
+        let iterator = run(self.engine.create_iterator(IteratorOptions::default())).unwrap().unwrap();
+        let (mut sink, mut errors) = (AllPairs::default(), Vec::new());
+        loop {
+            match run(self.engine.next_pairs(&iterator, &mut sink)) {
+                Ok(IteratorProgress::AtEnd) => break,
+                Ok(IteratorProgress::HasNext) => {}
+                Err(error) => errors.push(error),
+            }
+            assert!(errors.len() < 10, "it does not get on: {errors:?}");
+        }
+        (sink, errors, self.device.reads.take())
+    }
+}
+
+fn with_long_segments(settings: &mut TreeSettings) {
+    make_small(settings);
+    settings.segment_bytes = 1 << 20;
+    // Keys stay in memory, so that all reads are those of values.
+    settings.memtable_bytes = 1 << 20;
+}
+
+fn with_a_fixed_degree(settings: &mut TreeSettings) {
+    with_long_segments(settings);
+    settings.prefetch = PrefetchMode::Fixed(4);
+}
+
+#[test]
+fn values_that_were_put_in_the_order_of_keys_share_reads() {
+    let (sink, errors, reads) = OrderedValues::new(with_long_segments).scan();
+    assert_eq!((sink.pairs.len() as u64, errors), (VALUES, vec![]));
+    // Each block once.
+    assert!(reads.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0), "{reads:?}");
+    // A degree of four, of which two to three share a read.
+    assert!(reads.len() as u64 <= VALUES / 2, "{reads:?}");
+    let (_, _, fixed) = OrderedValues::new(with_a_fixed_degree).scan();
+    assert_eq!(fixed.len() as u64, VALUES, "a fixed degree reads each by itself");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_costs_none_of_those_that_are_read_with_it() {
+    let volume = OrderedValues::new(with_long_segments);
+    let (all, _, reads) = volume.scan();
+    let shared = |(_, blocks): &&(u64, u64)| *blocks > RECORD_BLOCKS;
+    let (first_block, blocks) = *reads.iter().find(shared).expect("one that is shared");
+    for record in 0..blocks / RECORD_BLOCKS {
+        let from = first_block + record * RECORD_BLOCKS;
+        for (error, is_lost) in [(61, true), (11, false)] {
+            // The second passes: only the gathered read fails.
+            let rule = FaultRule::within(
+                OpFilter::Read,
+                Lba(from + 1),
+                Lba(from + 2),
+                InjectedFault::Error(error),
+            );
+            volume.faults.add(if is_lost { rule } else { rule.once(0) });
+            let (sink, errors, _) = volume.scan();
+            volume.faults.clear();
+            assert_eq!(errors.len(), usize::from(is_lost), "record {record}: {errors:?}");
+            let missing = all.pairs.keys().filter(|key| !sink.pairs.contains_key(key)).count();
+            assert_eq!(missing, usize::from(is_lost), "record {record}, error {error}");
+        }
+    }
+}
