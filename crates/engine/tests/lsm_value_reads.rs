@@ -130,12 +130,8 @@ fn a_record_that_cannot_be_read_costs_none_of_those_that_are_read_with_it() {
         let from = first_block + record * RECORD_BLOCKS;
         for (error, is_lost) in [(61, true), (11, false)] {
             // The second passes: only the gathered read fails.
-            let rule = FaultRule::within(
-                OpFilter::Read,
-                Lba(from + 1),
-                Lba(from + 2),
-                InjectedFault::Error(error),
-            );
+            let rule =
+                FaultRule::within(OpFilter::Read, Lba(from + 1), Lba(from + 2), InjectedFault::Error(error));
             volume.faults.add(if is_lost { rule } else { rule.once(0) });
             let (sink, errors, _) = volume.scan();
             volume.faults.clear();

@@ -193,7 +193,9 @@ impl LsmCore {
         let unit_bytes = self.volume.unit_bytes();
         let outcome = match read.record(units).expect("it has ended") {
             Err(error) if read.is_gathered(units) => match self.start_read(units) {
-                Ok(again) => again.await.into_read().map(|buffer| (Rc::new(buffer), 0..units.end - units.start)),
+                Ok(again) => {
+                    again.await.into_read().map(|buffer| (Rc::new(buffer), 0..units.end - units.start))
+                }
                 Err(_) => Err(error),
             },
             outcome => outcome,
@@ -207,7 +209,9 @@ impl LsmCore {
         // With a degree that an operator has fixed, each value is a read, as in the paper.
         let can_gather = self.volume.settings.prefetch == PrefetchMode::Adaptive;
         let goes_on = |view: &TreeView| !view.is_at_end && view.failed.is_none();
-        while let Some((mut run, mut units)) = next_run(&view.ahead, pairs, unit_bytes, can_gather, goes_on(view)) {
+        while let Some((mut run, mut units)) =
+            next_run(&view.ahead, pairs, unit_bytes, can_gather, goes_on(view))
+        {
             let grant = |pair: &AheadPair| self.volume.prefetch_budget.take(pair.value_bytes as u64);
             let grants: Vec<_> = view.ahead.range(run.clone()).map_while(grant).map(Some).collect();
             run.end = run.start + grants.len();
@@ -216,7 +220,9 @@ impl LsmCore {
             // One that has no buffer now is read when it is wanted.
             let Ok(reads) = self.begin_reads(units, grants) else { return };
             for (pair, read) in view.ahead.range_mut(run).zip(reads) {
-                let AheadValue::InSegment(address, ref units) = pair.value else { unreachable!("not read yet") };
+                let AheadValue::InSegment(address, ref units) = pair.value else {
+                    unreachable!("not read yet")
+                };
                 pair.value = AheadValue::Reading(address, units.clone(), read);
             }
         }

@@ -3,14 +3,14 @@
 //! In: what the volume uses. Out: flushes and compactions, by the task that maintains the volume, or by a put that finds no room.
 //! Invariants: one compaction at a time; a put waits for work only if there is some that can make room for it.
 
-use super::compaction::{CompactionInput, CompactionReason, CompactionSettings, TreeCompaction};
+use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
 use super::compaction_choice::{CompactionChoice, choose_compaction, pending_bytes};
 use super::compaction_run::RunPace;
 use super::core::LsmCore;
 use super::pacing::{Pace, PacingInput, pace};
 use super::table_meta::SegmentMeta;
 use super::value_segments::RecordSpace;
-use super::version_edit::{LEVELS, VersionEdit};
+use super::version_edit::VersionEdit;
 use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
@@ -24,13 +24,11 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 /// The lock of compactions, among the volume's work locks.
-const COMPACTION_LOCK: u64 = 1;
+pub(super) const COMPACTION_LOCK: u64 = 1;
 /// The lock of puts that make room in the journal.
 const ROOM_LOCK: u64 = 2;
 /// The lock of the next segment.
 const SEGMENT_LOCK: u64 = 3;
-/// Tables that a full compaction takes down at once: its edit has these and what they overlap.
-const TABLES_DOWN: usize = 16;
 /// The pause between two rounds of maintenance.
 const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
@@ -48,7 +46,7 @@ const SPARE_DIVISOR: u64 = 4;
 const SHORT_DIVISOR: u64 = 2;
 
 /// A compaction that runs, until this is dropped.
-struct RunningCompaction<'a> {
+pub(super) struct RunningCompaction<'a> {
     volume: &'a LsmVolume,
     compaction: Arc<TreeCompaction>,
 }
@@ -56,6 +54,19 @@ struct RunningCompaction<'a> {
 impl Drop for RunningCompaction<'_> {
     fn drop(&mut self) {
         self.volume.compaction.running.lock().retain(|other| !Arc::ptr_eq(other, &self.compaction));
+    }
+}
+
+impl<'a> RunningCompaction<'a> {
+    /// Of a compaction that the list of those that run does not have yet.
+    pub(super) fn begin(volume: &'a LsmVolume, compaction: TreeCompaction) -> RunningCompaction<'a> {
+        let compaction = Arc::new(compaction);
+        volume.compaction.running.lock().push(Arc::clone(&compaction));
+        RunningCompaction { volume, compaction }
+    }
+
+    pub(super) fn compaction(&self) -> &TreeCompaction {
+        &self.compaction
     }
 }
 
@@ -171,65 +182,6 @@ impl LsmCore {
         }
     }
 
-    /// Flushes all memtables, compacts all tables into the lowest level that has some, and collects segments, until nothing can be gained.
-    ///
-    /// # Errors
-    /// Those of flush and compaction.
-    pub(super) async fn compact_all(&self) -> Result<(), EngineError> {
-        let volume = &self.volume;
-        volume.segments.close();
-        self.flush_memtables().await?;
-        let version = volume.versions.current();
-        let lowest = (2..LEVELS).rev().find(|level| version.level_tables(*level) > 0).unwrap_or(1);
-        drop(version);
-        for level in 0..lowest {
-            while match self.compact_down(level).await {
-                // What follows needs less space at once.
-                Err(error) if is_no_space(&error) => false,
-                is_compacted => is_compacted?,
-            } {
-                yield_now().await;
-            }
-        }
-        while self.compact_at_once(true).await? != CompactionStep::Nothing {
-            yield_now().await;
-        }
-        Ok(())
-    }
-
-    /// Compacts the first tables of a level, or all of level 0, into the next. False if the level is empty.
-    async fn compact_down(&self, level: usize) -> Result<bool, EngineError> {
-        let volume = &self.volume;
-        let pace = RunPace { handle: None };
-        let _hurry = pace.hurry(volume);
-        let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
-        let (settings, unmovable) = (&volume.settings.compaction, volume.compaction.unmovable.lock().clone());
-        let compaction = volume.versions.with_usage(|version, usage| {
-            let tables = match level {
-                0 => version.level0().to_vec(),
-                _ => version.level(level).range(0..TABLES_DOWN).cloned().collect(),
-            };
-            let input = CompactionInput {
-                version,
-                usage,
-                running: &[],
-                oldest_snapshot: volume.oldest_snapshot(),
-                forget_below: volume.forget_below(),
-                settings,
-                unmovable: &unmovable,
-            };
-            let levels = (level, level + 1);
-            (!tables.is_empty()).then(|| {
-                TreeCompaction::new(&input, CompactionReason::LevelBytes, levels, tables).complete(&input)
-            })
-        });
-        let Some(compaction) = compaction.map(Arc::new) else { return Ok(false) };
-        volume.compaction.running.lock().push(Arc::clone(&compaction));
-        let _running = RunningCompaction { volume, compaction: Arc::clone(&compaction) };
-        self.run_compaction(&compaction, &pace).await?;
-        Ok(true)
-    }
-
     /// Makes room in the journal for a change of so many bytes, and in memory: flushes memtables and writes a checkpoint.
     pub(super) async fn make_journal_room(&self, change_bytes: usize) -> Result<(), EngineError> {
         let volume = &self.volume;
@@ -297,7 +249,7 @@ impl LsmCore {
     }
 
     /// Compacts at once, for space or since level 0 has as many tables as it may have, if there is something to compact and space to do it.
-    async fn compact_at_once(&self, wants_space: bool) -> Result<CompactionStep, EngineError> {
+    pub(super) async fn compact_at_once(&self, wants_space: bool) -> Result<CompactionStep, EngineError> {
         loop {
             match self.compact_step(&RunPace { handle: None }, wants_space).await {
                 // Nothing has changed, and the next choice is a smaller one.

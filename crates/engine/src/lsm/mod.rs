@@ -16,7 +16,7 @@
 //! - `handle`: the contract; `reads`, `writes`, `iterators`, `ring_scan`: its operations. `seam`: the engine behind the trait of all volumes.
 //! - [`memtables`]: the memtables of a volume. [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
 //! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
-//! - `maintenance`: background work. `flush`: writes a memtable to tables. `compaction_run`: merges tables. Both write by `table_output`; `value_mover` moves values.
+//! - `maintenance`: background work; `full_compaction`: what an operator asks for. `flush`: writes a memtable to tables. `compaction_run`: merges tables. Both write by `table_output`; `value_mover` moves values.
 //!   `edits`: how that becomes durable, and checkpoints.
 //! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`copied_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
 //! - [`table`]: sorted entries on the device.
@@ -43,6 +43,7 @@ mod edits;
 pub mod entry;
 mod flush;
 pub mod format;
+mod full_compaction;
 mod handle;
 mod iterator_list;
 mod iterator_steps;

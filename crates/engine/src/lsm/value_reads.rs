@@ -81,7 +81,9 @@ impl ValueRead {
     pub(super) fn poll(&self, context: &mut Context<'_>, now: Option<Nanos>) -> Poll<()> {
         let mut gathered = self.gathered.borrow_mut();
         if gathered.outcome.is_none() {
-            let Poll::Ready(result) = Pin::new(&mut gathered.read).poll(context) else { return Poll::Pending };
+            let Poll::Ready(result) = Pin::new(&mut gathered.read).poll(context) else {
+                return Poll::Pending;
+            };
             gathered.latency = now.zip(gathered.began).map(|(now, began)| now.since(began));
             gathered.outcome = Some(IoResult::into_read(result).map(Rc::new));
         }
@@ -162,7 +164,11 @@ mod tests {
         assert_eq!(run(&side_by_side, 10, 4096, true), Some((0..8, 0..32)), "128 KiB");
         assert_eq!(run(&side_by_side, 5, 4096, true), Some((0..5, 0..20)));
         assert_eq!(run(&side_by_side, 5, 4096, false), Some((0..1, 0..4)));
-        assert_eq!(run(&side_by_side, 5, 1 << 20, true), Some((0..1, 0..4)), "one that is longer than the bound");
+        assert_eq!(
+            run(&side_by_side, 5, 1 << 20, true),
+            Some((0..1, 0..4)),
+            "one that is longer than the bound"
+        );
         assert_eq!(run(&side_by_side, 0, 4096, true), None);
         assert_eq!(run(&[8..9, 9..10, 11..12, 4..5], 4, 512, true), Some((0..2, 8..10)));
         assert_eq!(run(&[8..9, 4..5, 5..6], 3, 512, true), Some((0..1, 8..9)));
