@@ -1,10 +1,11 @@
-//! The reads of values ahead of an iterator: records side by side are read together, and one that cannot be read costs none of the others.
+//! The reads of values ahead of an iterator: records side by side are read together, and one that cannot be read costs none of the others; a full compaction lays
+//! them down side by side.
 
 use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
 use crate::common::stable_memory::StableMemory;
 use crate::lsm_faults::AllPairs;
-use octokv_base::{Buffer, Key, Lba};
+use octokv_base::{Buffer, Key, Lba, Prng};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::{Device, DeviceFuture, Geometry};
 use octokv_engine::conformance::{EngineFixture, key_of, record_of, value_of};
@@ -14,6 +15,7 @@ use octokv_engine::lsm::{LsmEngine, open_with};
 use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 const BLOCK_BYTES: u64 = 512;
@@ -54,15 +56,15 @@ impl Device for NotedReads {
     }
 }
 
-/// A volume whose values were put in the order of their keys.
-struct OrderedValues {
+/// A volume of values of [`VALUE_BYTES`].
+struct ScannedVolume {
     device: Rc<NotedReads>,
     faults: FaultPlan,
     engine: LsmEngine,
 }
 
-impl OrderedValues {
-    fn new(adjust: fn(&mut TreeSettings)) -> OrderedValues {
+impl ScannedVolume {
+    fn new(adjust: fn(&mut TreeSettings)) -> ScannedVolume {
         let memory = StableMemory::new(24 << 20, BLOCK_BYTES as u32);
         let noted = Rc::new(NotedReads { memory, reads: RefCell::default() });
         let (fixture, faults) = (LsmFixture::default(), FaultPlan::default());
@@ -70,13 +72,20 @@ impl OrderedValues {
         run(fixture.format(Rc::clone(&device)));
         let volume = run(open_with(&device, &pool(), fixture.open_config(), &fixture.format, adjust));
         let engine = LsmEngine::new(volume.expect("opens"), 0, device, pool());
+        ScannedVolume { device: noted, faults, engine }
+    }
+
+    fn in_the_order_of_keys(adjust: fn(&mut TreeSettings)) -> ScannedVolume {
+        let volume = ScannedVolume::new(adjust);
         let mut keys: Vec<Key> = (0..VALUES).map(key_of).collect();
         keys.sort();
-        for key in keys {
-            let record = record_of(engine.record_layout(), &key, &value_of(&key, 1, VALUE_BYTES));
-            assert_eq!(run(engine.put(&key, PutMode::Upsert, record, VALUE_BYTES)), Ok(PutOutcome::Stored));
-        }
-        OrderedValues { device: noted, faults, engine }
+        keys.iter().for_each(|key| assert_eq!(volume.put(key, 1), Ok(PutOutcome::Stored)));
+        volume
+    }
+
+    fn put(&self, key: &Key, operation: u64) -> Result<PutOutcome, EngineError> {
+        let record = record_of(self.engine.record_layout(), key, &value_of(key, operation, VALUE_BYTES));
+        run(self.engine.put(key, PutMode::Upsert, record, VALUE_BYTES))
     }
 
     /// The pairs of a scan of everything, its errors, and its reads.
@@ -110,19 +119,64 @@ fn with_a_fixed_degree(settings: &mut TreeSettings) {
 
 #[test]
 fn values_that_were_put_in_the_order_of_keys_share_reads() {
-    let (sink, errors, reads) = OrderedValues::new(with_long_segments).scan();
+    let (sink, errors, reads) = ScannedVolume::in_the_order_of_keys(with_long_segments).scan();
     assert_eq!((sink.pairs.len() as u64, errors), (VALUES, vec![]));
     // Each block once.
     assert!(reads.windows(2).all(|pair| pair[0].0 + pair[0].1 == pair[1].0), "{reads:?}");
     // A degree of four, of which two to three share a read.
     assert!(reads.len() as u64 <= VALUES / 2, "{reads:?}");
-    let (_, _, fixed) = OrderedValues::new(with_a_fixed_degree).scan();
+    let (_, _, fixed) = ScannedVolume::in_the_order_of_keys(with_a_fixed_degree).scan();
     assert_eq!(fixed.len() as u64, VALUES, "a fixed degree reads each by itself");
+}
+
+/// Puts each of `keys` a few times, in random order. Gives the number of each one's last put.
+fn put_at_random(volume: &ScannedVolume, keys: u64) -> BTreeMap<Key, u64> {
+    let (mut random, mut stored) = (Prng::new(3), BTreeMap::new());
+    for operation in 0..3 * keys {
+        let key = key_of(if operation < keys { operation } else { random.below(keys) });
+        assert_eq!(volume.put(&key, operation), Ok(PutOutcome::Stored));
+        stored.insert(key, operation);
+    }
+    stored
+}
+
+#[test]
+fn a_full_compaction_lays_values_down_in_the_order_of_keys_and_has_nothing_to_do_again() {
+    let volume = ScannedVolume::new(with_long_segments);
+    let stored = put_at_random(&volume, 300);
+    let (_, _, before) = volume.scan();
+    run(volume.engine.compact_all()).expect("no fault");
+    let (sink, errors, after) = volume.scan();
+    assert_eq!((sink.pairs, errors), (stored.clone(), vec![]));
+    let of_values = |reads: &[(u64, u64)]| reads.iter().filter(|(_, blocks)| *blocks >= RECORD_BLOCKS).count();
+    assert!(of_values(&before) > 290 && of_values(&after) < 160, "{before:?}, then {after:?}");
+    let moved = || volume.engine.volume().statistics().tree.expect("a tree").moved_values;
+    let moved_once = moved();
+    run(volume.engine.compact_all()).expect("no fault");
+    assert_eq!(moved(), moved_once);
+    assert_eq!(volume.scan().0.pairs, stored);
+}
+
+#[test]
+fn values_stay_where_they_are_if_there_is_no_space_for_a_second_copy() {
+    let volume = ScannedVolume::new(with_long_segments);
+    let device_bytes = volume.device.geometry().bytes();
+    let keys = device_bytes * 6 / 10 / (RECORD_BLOCKS * BLOCK_BYTES);
+    let mut stored = BTreeMap::new();
+    for index in 0..keys {
+        assert_eq!(volume.put(&key_of(index), index), Ok(PutOutcome::Stored), "{index} of {keys}");
+        stored.insert(key_of(index), index);
+    }
+    run(volume.engine.compact_all()).expect("no fault");
+    assert_eq!(volume.engine.volume().statistics().tree.expect("a tree").moved_values, 0);
+    let (sink, errors, _) = volume.scan();
+    assert_eq!((sink.pairs.len(), errors), (stored.len(), vec![]));
+    assert_eq!(sink.pairs, stored);
 }
 
 #[test]
 fn a_record_that_cannot_be_read_costs_none_of_those_that_are_read_with_it() {
-    let volume = OrderedValues::new(with_long_segments);
+    let volume = ScannedVolume::in_the_order_of_keys(with_long_segments);
     let (all, _, reads) = volume.scan();
     let shared = |(_, blocks): &&(u64, u64)| *blocks > RECORD_BLOCKS;
     let (first_block, blocks) = *reads.iter().find(shared).expect("one that is shared");

@@ -39,6 +39,8 @@ pub struct CompactionSettings {
     pub unit_bytes: u64,
     /// Whether every replaced entry is worth a compaction, since space is wanted: all levels above the last one that has tables are then to be empty.
     pub wants_space: bool,
+    /// Whether all values that puts wrote are moved, so that they lie in the order of keys.
+    pub orders_values: bool,
 }
 
 impl Default for CompactionSettings {
@@ -55,6 +57,7 @@ impl Default for CompactionSettings {
             output_bytes_max: u64::MAX,
             unit_bytes: 512,
             wants_space: false,
+            orders_values: false,
         }
     }
 }
@@ -72,6 +75,8 @@ pub enum CompactionReason {
     Garbage,
     /// There is no space for a compaction of a table with all that it overlaps: it is written again as several.
     Split,
+    /// Values are to lie in the order of keys.
+    ValueOrder,
 }
 
 /// What a choice knows of a tree.
@@ -287,7 +292,13 @@ fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u64 {
     stored.map_or(bytes, |stored| (stored.min(u128::from(u64::MAX)) as u64).max(bytes))
 }
 
-/// The segments that are mostly dead, with the bytes that live.
+/// Whether its values lie in the order in which they were put, of which the keys' order says nothing: compactions move none at the time of a change.
+pub fn is_in_order_of_puts(input: &CompactionInput<'_>, segment: u32) -> bool {
+    let state = input.version.segments().get(&segment);
+    state.and_then(|state| state.seal).is_some_and(|seal| seal.last_sequence > 0)
+}
+
+/// The segments that are mostly dead, or whose values are to be ordered, with the bytes that live.
 pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
     let permille = u128::from(input.settings.segment_live_permille);
     let ids = input.version.segments().iter().map(|segment| segment.meta.id());
@@ -296,13 +307,14 @@ pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
             return None;
         }
         let (record_bytes, live_bytes) = collectable(input, id)?;
-        let is_victim = u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille;
+        let is_victim = u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille
+            || input.settings.orders_values && is_in_order_of_puts(input, id);
         (is_victim && live_bytes > 0).then_some((id, live_bytes))
     };
     ids.filter_map(victim).collect()
 }
 
-/// The segments that are mostly dead and to which these tables refer, those with the fewest live bytes first, as far as a compaction may move their values. At
+/// The segments of [`victims`] to which these tables refer, those with the fewest live bytes first, as far as a compaction may move their values. At
 /// least one, if there is one and space for its values.
 fn moved_segments<'a>(
     input: &CompactionInput<'_>,
@@ -324,7 +336,8 @@ fn moved_segments<'a>(
     let is_within = |&(_, _, bytes): &(u64, u32, u64)| {
         let is_first = moved_bytes == 0;
         moved_bytes = moved_bytes.saturating_add(bytes);
-        moved_bytes <= values_bytes_max && (is_first || moved_bytes <= input.settings.input_bytes_max)
+        let is_few = is_first || moved_bytes <= input.settings.input_bytes_max;
+        moved_bytes <= values_bytes_max && (is_few || input.settings.orders_values)
     };
     let mut moved: Vec<u32> = by_live_bytes.into_iter().take_while(is_within).map(|it| it.1).collect();
     moved.sort_unstable();

@@ -1,8 +1,17 @@
-//! The compaction of a whole volume, which an operator asks for: all tables become those of one level.
+//! The compaction of a whole volume, which an operator asks for: all tables become those of one level, and values lie in the order of keys, so that scans read many at once.
 //!
-//! In: the request. Out: one level of tables, and segments of which little is dead. Invariant: each step is a compaction like any other, so it may end after any of them.
+//! ```text
+//!   memtables ─▶ level 0 ─▶ … ─▶ the lowest level ─▶ its tables again, each with the values to which it refers ─▶ segments that are mostly dead
+//! ```
+//! A segment to which puts wrote has values of keys from anywhere, so the tables of all keys have to move their values before it is free. There has to be space for a second copy of all
+//! these values; otherwise they stay where they are.
+//!
+//! In: the request. Out: one level of tables, values in the order of keys, segments of which little is dead. Invariant: each step is a compaction like any other, so it may end
+//! after any of them.
 
-use super::compaction::{CompactionInput, CompactionReason, TreeCompaction};
+use super::compaction::{
+    CompactionInput, CompactionReason, CompactionSettings, TreeCompaction, collectable, is_in_order_of_puts,
+};
 use super::compaction_run::RunPace;
 use super::core::LsmCore;
 use super::maintenance::{COMPACTION_LOCK, CompactionStep, RunningCompaction, is_no_space};
@@ -34,6 +43,7 @@ impl LsmCore {
                 yield_now().await;
             }
         }
+        self.order_values(lowest).await?;
         while self.compact_at_once(true).await? != CompactionStep::Nothing {
             yield_now().await;
         }
@@ -42,17 +52,75 @@ impl LsmCore {
 
     /// Compacts the first tables of a level, or all of level 0, into the next. False if the level is empty.
     async fn compact_down(&self, level: usize) -> Result<bool, EngineError> {
+        self.compact_chosen(&self.volume.settings.compaction, |input| {
+            let tables = match level {
+                0 => input.version.level0().to_vec(),
+                _ => input.version.level(level).range(0..TABLES_DOWN).cloned().collect(),
+            };
+            let levels = (level, level + 1);
+            (!tables.is_empty()).then(|| {
+                TreeCompaction::new(input, CompactionReason::LevelBytes, levels, tables).complete(input)
+            })
+        })
+        .await
+    }
+
+    /// Writes the values of the tables of a level again in the order of keys, those of segments to which puts wrote, if there is space for all of them.
+    async fn order_values(&self, level: usize) -> Result<(), EngineError> {
+        let volume = &self.volume;
+        let free_bytes = {
+            volume.release_reclaimed();
+            let free_units = volume.space.free_units().saturating_sub(2 * volume.reserve_units());
+            free_units * volume.unit_bytes() as u64
+        };
+        let settings = CompactionSettings {
+            orders_values: true,
+            output_bytes_max: free_bytes,
+            ..volume.settings.compaction.clone()
+        };
+        let mut behind: Option<Vec<u8>> = None;
+        loop {
+            let is_ordered = self.compact_chosen(&settings, |input| {
+                let tables = input.version.level(level);
+                if behind.is_none() && unordered_bytes(input) > free_bytes {
+                    return None;
+                }
+                // Tables that refer to no such segment stay.
+                for rank in behind.as_ref().map_or(0, |key| tables.rank(key, true)).. {
+                    let table = tables.nth(rank)?.clone();
+                    behind = Some(table.last_key().to_vec());
+                    if table.segment_bytes().any(|(segment, _)| is_in_order_of_puts(input, segment)) {
+                        let levels = (level, level);
+                        let rewritten =
+                            TreeCompaction::new(input, CompactionReason::ValueOrder, levels, vec![table]);
+                        return Some(rewritten.complete(input));
+                    }
+                }
+                None
+            });
+            match is_ordered.await {
+                Ok(true) => yield_now().await,
+                Ok(false) => return Ok(()),
+                // Others have taken the space.
+                Err(error) if is_no_space(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Runs the compaction that `choose` gives, without pauses. False if it gives none.
+    async fn compact_chosen(
+        &self,
+        settings: &CompactionSettings,
+        choose: impl FnOnce(&CompactionInput<'_>) -> Option<TreeCompaction>,
+    ) -> Result<bool, EngineError> {
         let volume = &self.volume;
         let pace = RunPace { handle: None };
         let _hurry = pace.hurry(volume);
         let _guard = volume.work_locks.lock(COMPACTION_LOCK).await;
-        let (settings, unmovable) = (&volume.settings.compaction, volume.compaction.unmovable.lock().clone());
+        let unmovable = volume.compaction.unmovable.lock().clone();
         let compaction = volume.versions.with_usage(|version, usage| {
-            let tables = match level {
-                0 => version.level0().to_vec(),
-                _ => version.level(level).range(0..TABLES_DOWN).cloned().collect(),
-            };
-            let input = CompactionInput {
+            choose(&CompactionInput {
                 version,
                 usage,
                 running: &[],
@@ -60,10 +128,6 @@ impl LsmCore {
                 forget_below: volume.forget_below(),
                 settings,
                 unmovable: &unmovable,
-            };
-            let levels = (level, level + 1);
-            (!tables.is_empty()).then(|| {
-                TreeCompaction::new(&input, CompactionReason::LevelBytes, levels, tables).complete(&input)
             })
         });
         let Some(compaction) = compaction else { return Ok(false) };
@@ -71,4 +135,11 @@ impl LsmCore {
         self.run_compaction(running.compaction(), &pace).await?;
         Ok(true)
     }
+}
+
+/// The bytes of the values that lie in the order of puts.
+fn unordered_bytes(input: &CompactionInput<'_>) -> u64 {
+    let ids = input.version.segments().iter().map(|segment| segment.meta.id());
+    let unordered = ids.filter(|id| is_in_order_of_puts(input, *id));
+    unordered.filter_map(|id| collectable(input, id)).map(|(_, live_bytes)| live_bytes).sum()
 }
