@@ -148,7 +148,8 @@ fn a_full_compaction_lays_values_down_in_the_order_of_keys_and_has_nothing_to_do
     run(volume.engine.compact_all()).expect("no fault");
     let (sink, errors, after) = volume.scan();
     assert_eq!((sink.pairs, errors), (stored.clone(), vec![]));
-    let of_values = |reads: &[(u64, u64)]| reads.iter().filter(|(_, blocks)| *blocks >= RECORD_BLOCKS).count();
+    let of_values =
+        |reads: &[(u64, u64)]| reads.iter().filter(|(_, blocks)| *blocks >= RECORD_BLOCKS).count();
     assert!(of_values(&before) > 290 && of_values(&after) < 160, "{before:?}, then {after:?}");
     let moved = || volume.engine.volume().statistics().tree.expect("a tree").moved_values;
     let moved_once = moved();

@@ -35,6 +35,9 @@ const RUN_BYTES_MAX: u64 = 128 << 10;
 /// Such a read is at most this part of the cache: what many scans read ahead stays there until they come to it.
 const RUNS_PER_CACHE: u64 = 512;
 
+/// Blocks in the cache between others that are not are read again if they have at most so many bytes: that takes less time than another read.
+const GAP_BYTES_MAX: u64 = 32 << 10;
+
 /// How a cursor reads data blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableCursorConfig {
@@ -90,11 +93,14 @@ struct BlockScan {
     ahead: u32,
     /// The length of the last read.
     run: u32,
+    /// Whether the current one was read ahead.
+    was_ahead: bool,
 }
 
 impl BlockScan {
     fn enter(&mut self) {
         self.entered = self.entered.saturating_add(1);
+        self.was_ahead = self.ahead > 0;
         self.ahead = self.ahead.saturating_sub(1);
         if self.entered > self.expected {
             self.expected = self.entered.saturating_mul(2);
@@ -226,9 +232,9 @@ impl TableCursor {
             self.scan.ahead += 1;
             return None;
         }
-        let blocks = self.run_from(first, behind, self.scan.wanted());
-        self.scan.run = blocks.len() as u32;
-        self.scan.ahead += self.scan.run;
+        let (blocks, passed) = self.run_from(first, behind, self.scan.wanted());
+        self.scan.run = passed;
+        self.scan.ahead += passed;
         let reader = self.reader.clone();
         let read = Box::pin(async move {
             // A failure comes back when the cursor moves there.
@@ -237,27 +243,32 @@ impl TableCursor {
         Some(BlockPrefetch { direction: Direction::Forward, offset: first.offset, read })
     }
 
-    /// A block with those of `behind` that one read has, up to `count` with it: side by side on the device, and none in the cache.
+    /// A block with those of `behind` that one read has and the cache has not, as far as `count` blocks with it. Also gives the number of blocks up to the last of them, with
+    /// those in the cache.
     fn run_from(
         &self,
         first: BlockRef,
         behind: impl Iterator<Item = BlockRef>,
         count: u32,
-    ) -> SmallVec<[BlockRef; 4]> {
+    ) -> (SmallVec<[BlockRef; 4]>, u32) {
         let (io, place) = (&self.reader.io, &self.reader.place);
-        let mut blocks = SmallVec::from_iter([first]);
-        let Ok(offset) = self.reader.data_offset(first) else { return blocks };
+        let (mut blocks, mut passed) = (SmallVec::from_iter([first]), 1);
+        let Ok(offset) = self.reader.data_offset(first) else { return (blocks, passed) };
         let bytes_max = RUN_BYTES_MAX
             .min(io.cache.capacity_bytes() / RUNS_PER_CACHE)
             .min(place.data_end(offset, io.unit_bytes).saturating_sub(offset));
-        for block in behind.take(count.saturating_sub(1) as usize) {
+        let mut end = first.offset.saturating_add(first.bytes);
+        for (block, number) in behind.take(count.saturating_sub(1) as usize).zip(2..) {
             let bytes = u64::from(block.offset - first.offset) + u64::from(block.bytes);
-            if bytes > bytes_max || io.cache.has(place.id, PartName::Data(block.offset)) {
+            if bytes > bytes_max || u64::from(block.offset.saturating_sub(end)) > GAP_BYTES_MAX {
                 break;
             }
-            blocks.push(block);
+            if !io.cache.has(place.id, PartName::Data(block.offset)) {
+                blocks.push(block);
+                (end, passed) = (block.offset.saturating_add(block.bytes), number);
+            }
         }
-        blocks
+        (blocks, passed)
     }
 
     /// Waits for a read ahead that has the block to which the cursor moves in a direction, and drops one in the other direction.
@@ -336,7 +347,11 @@ impl TableCursor {
 
     /// The block at which the cursor is; with it, a scan forward reads those that it probably enters.
     async fn load(&mut self, index: &TableIndex, block: BlockRef) -> Result<Arc<DataBlock>, EngineError> {
-        if let Some(block) = self.reader.cached_block(block) {
+        let cached = match self.scan.was_ahead {
+            true => self.reader.block_ahead(block),
+            false => self.reader.cached_block(block),
+        };
+        if let Some(block) = cached {
             return Ok(block);
         }
         if !self.reads_ahead() {
@@ -345,9 +360,9 @@ impl TableCursor {
         // What was read of it is not there any more, nor, probably, what is behind it.
         self.scan.ahead = 0;
         let count = self.scan.wanted().saturating_add(1);
-        let blocks = self.run_from(block, index.bodies_behind(&self.block_at), count);
-        self.scan.run = blocks.len() as u32;
-        self.scan.ahead = self.scan.run - 1;
+        let (blocks, passed) = self.run_from(block, index.bodies_behind(&self.block_at), count);
+        self.scan.run = passed;
+        self.scan.ahead = passed - 1;
         self.reader.read_blocks(&blocks).await
     }
 

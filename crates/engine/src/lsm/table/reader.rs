@@ -210,7 +210,15 @@ impl TableReader {
         }
     }
 
-    /// Reads data blocks that lie side by side into the cache, by one read, and gives the first. One of the others that is damaged is left out.
+    /// A data block that the caller has read ahead, if it is still in the cache.
+    pub(super) fn block_ahead(&self, block: BlockRef) -> Option<Arc<DataBlock>> {
+        match self.io.cache.peek(self.place.id, PartName::Data(block.offset)) {
+            Some(TablePart::Data(block)) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Reads data blocks into the cache, by one read from the first to the last, and gives the first. One of the others that is damaged is left out.
     /// REQUIRES: there is one at least, and the index has them in this order.
     pub(super) async fn read_blocks(&self, blocks: &[BlockRef]) -> Result<Arc<DataBlock>, EngineError> {
         let (first, others) = blocks.split_first().expect("the caller wants a block");

@@ -10,7 +10,7 @@ use crate::lsm::version_edit::LEVELS;
 use std::cell::Cell;
 
 /// The highest expected length, in blocks. A longer scan finds its length as it goes.
-pub const SCAN_BLOCKS_MAX: u32 = 64;
+pub const SCAN_BLOCKS_MAX: u32 = 512;
 
 /// The lengths of the scans of one core, by the level of the tables.
 #[derive(Debug, Default)]
@@ -42,11 +42,11 @@ mod tests {
             scans.add(2, 3);
         }
         assert_eq!([0, 1, 2].map(|level| scans.expected(level)), [SCAN_BLOCKS_MAX, 1, 3]);
-        // The length of a long scan is cut before it is added: short ones are noticed as soon as after those of 64.
+        // The length of a long scan is cut before it is added: short ones are noticed soon.
         let falls = (1..).find(|_| {
             scans.add(0, 1);
             scans.expected(0) == 1
         });
-        assert!(falls.is_some_and(|scans| scans <= 64), "{falls:?}");
+        assert!(falls.is_some_and(|scans| scans <= 96), "{falls:?}");
     }
 }
