@@ -213,7 +213,7 @@ impl BenchConfig {
         }
     }
 
-    /// The key distribution of a workload; `None` if it takes keys in order.
+    /// The key distribution of a workload; `None` if it takes keys in order, or in a random order each once.
     pub fn distribution_of(&self, workload: Workload) -> Option<KeyDistribution> {
         workload.distribution().map(|own| self.distribution.unwrap_or(own))
     }

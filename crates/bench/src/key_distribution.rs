@@ -117,14 +117,15 @@ impl rand::TryRng for RandAdapter<'_> {
 
 /// A permutation of `0..count` by cycle walking: a permutation of the numbers below the next power of two is repeated
 /// until the result is below the count, which takes fewer than two rounds on average.
-struct RankPermutation {
+pub(crate) struct RankPermutation {
     count: u64,
     bits: u32,
     round_keys: [u64; 3],
 }
 
 impl RankPermutation {
-    fn new(count: u64, seed: u64) -> RankPermutation {
+    /// A permutation of the numbers below `count`.
+    pub fn new(count: u64, seed: u64) -> RankPermutation {
         let bits = (u64::BITS - (count - 1).leading_zeros()).max(2);
         RankPermutation {
             count,
@@ -133,7 +134,8 @@ impl RankPermutation {
         }
     }
 
-    fn key_of_rank(&self, rank: u64) -> u64 {
+    /// Where `rank` goes. REQUIRES: it is below the count.
+    pub fn key_of_rank(&self, rank: u64) -> u64 {
         let mask = u64::MAX >> (u64::BITS - self.bits);
         let mut at = rank;
         loop {

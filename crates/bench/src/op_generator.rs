@@ -4,10 +4,11 @@
 //! completed.
 
 use crate::config::BenchConfig;
-use crate::key_distribution::KeySampler;
+use crate::key_distribution::{KeySampler, RankPermutation};
 use crate::shard::Shard;
 use crate::workload::{LIST_KEYS_MAX, Workload, WorkloadOp};
 use octokv_base::Prng;
+use octokv_base::prng::mix64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,22 +22,42 @@ pub(crate) struct Operation {
     pub range_keys: u32,
 }
 
+/// Which key is next.
+enum KeyOrder {
+    /// The keys in order.
+    Sequential,
+    /// Keys of a distribution.
+    Sampled(KeySampler),
+    /// Every key once in each pass, in an order of that pass, the same for all workers.
+    Permuted { pass: u64, permutation: RankPermutation },
+}
+
+/// The order of the keys in a pass over all of them.
+fn permutation_of(config: &BenchConfig, pass: u64) -> RankPermutation {
+    RankPermutation::new(config.keys, config.seed ^ mix64(pass))
+}
+
 /// Generates the operations of one worker.
 pub(crate) struct OpGenerator {
     workload: Workload,
     random: Prng,
-    /// `None` if keys are taken in order.
-    sampler: Option<KeySampler>,
+    key_order: KeyOrder,
     /// Whether ycsb-e scans, because the target has iterators.
     scans: bool,
 }
 
 impl OpGenerator {
     pub fn new(config: &BenchConfig, workload: Workload, random: Prng) -> OpGenerator {
-        let distribution = config.distribution_of(workload);
-        let sampler =
-            distribution.map(|kind| KeySampler::new(kind, config.zipf_theta, config.keys, config.seed));
-        OpGenerator { workload, random, sampler, scans: false }
+        let key_order = match config.distribution_of(workload) {
+            Some(kind) => {
+                KeyOrder::Sampled(KeySampler::new(kind, config.zipf_theta, config.keys, config.seed))
+            }
+            None if workload == Workload::FillUniqueRandom => {
+                KeyOrder::Permuted { pass: 0, permutation: permutation_of(config, 0) }
+            }
+            None => KeyOrder::Sequential,
+        };
+        OpGenerator { workload, random, key_order, scans: false }
     }
 
     /// Sets whether ycsb-e scans, because the target has iterators.
@@ -56,11 +77,18 @@ impl OpGenerator {
             [(action, _)] => *action,
             mix => pick_action(mix, self.random.below(100)),
         };
-        let index = match (kind, &mut self.sampler) {
+        let index = match (kind, &mut self.key_order) {
             (WorkloadOp::Insert, _) => keys.begin_insert(),
-            (_, None) => keys.shard.global_index(number % config.keys),
-            (_, Some(drawer)) => {
-                keys.shard.global_index(drawer.sample(keys.visible_count(), &mut self.random))
+            (_, KeyOrder::Sequential) => keys.shard.global_index(number % config.keys),
+            (_, KeyOrder::Sampled(sampler)) => {
+                keys.shard.global_index(sampler.sample(keys.visible_count(), &mut self.random))
+            }
+            (_, KeyOrder::Permuted { pass, permutation }) => {
+                let number_of_pass = number / config.keys;
+                if *pass != number_of_pass {
+                    (*pass, *permutation) = (number_of_pass, permutation_of(config, number_of_pass));
+                }
+                keys.shard.global_index(permutation.key_of_rank(number % config.keys))
             }
         };
         let (kind, range_keys) = match self.workload {
@@ -192,6 +220,28 @@ mod tests {
                 assert!(u64::abs_diff(*count, percent * 1000) < 800, "{workload:?} {action:?}: {count}");
             }
         }
+    }
+
+    #[test]
+    fn each_pass_of_filluniquerandom_has_every_key_once_in_an_order_of_its_own() {
+        let config = BenchConfig { keys: 1000, ..BenchConfig::default() };
+        let keys = KeySpace::new(Shard::WHOLE, config.keys, 1);
+        let worker = |seed| OpGenerator::new(&config, Workload::FillUniqueRandom, Prng::new(seed));
+        // Two workers share the numbers of the operations.
+        let mut workers = [worker(1), worker(2)];
+        let mut pass = |pass: u64| -> Vec<u64> {
+            let numbers = pass * config.keys..(pass + 1) * config.keys;
+            numbers.map(|number| workers[number as usize % 2].next_op(number, &config, &keys).index).collect()
+        };
+        let orders = [pass(0), pass(1), pass(2)];
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..config.keys));
+            let in_order = order.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
+            assert!(in_order < 20, "{in_order} keys follow the one before them");
+        }
+        assert!(orders[0] != orders[1] && orders[1] != orders[2] && orders[0] != orders[2]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!   scanrandom                       scan                 ycsb-d   95 % read    5 % insert              latest
 //!   deleteseq deleterandom           delete               ycsb-e   95 % scan    5 % insert              zipf
 //!   readwhilewriting  read, beside one writer             ycsb-f   50 % read   50 % read-modify-write   zipf
-//!                                                         ycsb-w  100 % update                          zipf
+//!   filluniquerandom                 store                ycsb-w  100 % update                          zipf
 //! ```
 //! A scan reads pairs by an iterator. A target without iterators lists keys in place of the scans of ycsb-e.
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
@@ -47,6 +47,8 @@ pub enum Workload {
     FillSequential,
     /// Stores keys drawn at random.
     FillRandom,
+    /// Stores each key once in random order, and then each again in another order.
+    FillUniqueRandom,
     /// The same, on keys that exist.
     Overwrite,
     /// Reads keys drawn at random.
@@ -83,9 +85,10 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 18] = [
+    pub const ALL: [Workload; 19] = [
         Workload::FillSequential,
         Workload::FillRandom,
+        Workload::FillUniqueRandom,
         Workload::Overwrite,
         Workload::ReadSequential,
         Workload::ReadRandom,
@@ -109,6 +112,7 @@ impl Workload {
         match self {
             Workload::FillSequential => "fillseq",
             Workload::FillRandom => "fillrandom",
+            Workload::FillUniqueRandom => "filluniquerandom",
             Workload::Overwrite => "overwrite",
             Workload::ReadSequential => "readseq",
             Workload::ReadRandom => "readrandom",
@@ -132,9 +136,11 @@ impl Workload {
     /// iterators.
     pub fn mix(self) -> &'static [(WorkloadOp, u64)] {
         match self {
-            Workload::FillSequential | Workload::FillRandom | Workload::Overwrite | Workload::YcsbW => {
-                &[(WorkloadOp::Store, 100)]
-            }
+            Workload::FillSequential
+            | Workload::FillRandom
+            | Workload::FillUniqueRandom
+            | Workload::Overwrite
+            | Workload::YcsbW => &[(WorkloadOp::Store, 100)],
             Workload::ReadSequential
             | Workload::ReadRandom
             | Workload::ReadWhileWriting
@@ -151,10 +157,13 @@ impl Workload {
         }
     }
 
-    /// Its default key distribution; `None` if it takes keys in order.
+    /// Its default key distribution; `None` if it takes keys in order, or in a random order each once.
     pub fn distribution(self) -> Option<KeyDistribution> {
         match self {
-            Workload::FillSequential | Workload::ReadSequential | Workload::DeleteSequential => None,
+            Workload::FillSequential
+            | Workload::FillUniqueRandom
+            | Workload::ReadSequential
+            | Workload::DeleteSequential => None,
             Workload::FillRandom
             | Workload::Overwrite
             | Workload::ReadRandom
@@ -180,7 +189,7 @@ impl Workload {
 
     /// Whether it stores keys that need not exist before.
     pub fn is_fill(self) -> bool {
-        matches!(self, Workload::FillSequential | Workload::FillRandom)
+        matches!(self, Workload::FillSequential | Workload::FillRandom | Workload::FillUniqueRandom)
     }
 
     /// Whether one stream beside the others stores values.

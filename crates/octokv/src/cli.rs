@@ -379,11 +379,11 @@ pub struct BenchArgs {
     /// device by the path of a node, or on files.
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemArg,
-    /// fillseq, fillrandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom, scanrandom,
-    /// deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
+    /// fillseq, fillrandom, filluniquerandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom,
+    /// scanrandom, deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
     ///
-    /// Keys: fillseq, readseq and deleteseq use them in order, ycsb-d draws the latest, other ycsb-* by zipf, the rest
-    /// uniformly. readmissing reads keys that were never stored. readwhilewriting reads beside one more stream, which
+    /// Keys: fillseq, readseq and deleteseq use them in order, filluniquerandom each once in random order, ycsb-d draws
+    /// the latest, other ycsb-* by zipf, the rest uniformly. readmissing reads keys that were never stored. readwhilewriting reads beside one more stream, which
     /// stores. seekrandom lists 100 keys from a random one. scanrandom reads --scan-length pairs in order from a random
     /// key, by an iterator of its own. YCSB needs its keys: run fillseq first, with the same --num, sizes and seed.
     /// ycsb-a: 50 % reads, 50 % updates; -b: 95 % and 5 %; -c: reads; -d: 95 % reads, 5 % inserts; -e: 95 % scans of 1 to
