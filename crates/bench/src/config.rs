@@ -45,9 +45,9 @@ pub struct BenchConfig {
     pub seed: u64,
     /// Whether every value read is compared with the value that was stored.
     pub verify: bool,
-    /// Pairs that one scan of scanrandom reads.
+    /// Pairs that one scan of scanrandom or scanwhilewriting reads.
     pub scan_length: u32,
-    /// Stores per second of the writer beside readwhilewriting; `None` for one after the other.
+    /// Stores per second of the writer beside readwhilewriting or scanwhilewriting; `None` for one after the other.
     pub write_rate: Option<f64>,
 }
 

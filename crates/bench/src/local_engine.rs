@@ -397,6 +397,10 @@ mod tests {
         let due = (beside.elapsed_s * 50.0) as u64;
         assert!((1..=due + 5).contains(&beside.writes_beside), "{}", beside.writes_beside);
         assert!(beside.operations > beside.writes_beside && beside.not_found == 0);
+        let scans = BenchConfig { workloads: vec![Workload::ScanWhileWriting], scan_length: 7, ..timed };
+        let beside = run_on(&engine, &scans, 1).expect("runs").remove(0);
+        assert!(beside.writes_beside > 0 && beside.not_found == 0 && beside.verified);
+        assert!(beside.pairs_read > beside.operations * 6, "{}", beside.pairs_read);
         engine.close().expect("closes");
     }
 }

@@ -93,7 +93,7 @@ impl OpGenerator {
         };
         let (kind, range_keys) = match self.workload {
             Workload::SeekRandom => (kind, LIST_KEYS_MAX),
-            Workload::ScanRandom => (kind, config.scan_length),
+            Workload::ScanRandom | Workload::ScanWhileWriting => (kind, config.scan_length),
             Workload::YcsbE if kind == WorkloadOp::List => {
                 let kind = if self.scans { WorkloadOp::Scan } else { kind };
                 (kind, 1 + self.random.below(u64::from(LIST_KEYS_MAX)) as u32)

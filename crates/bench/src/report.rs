@@ -58,9 +58,9 @@ pub struct ReportedConfig {
     pub seed: u64,
     /// Whether values read are verified.
     pub verify: bool,
-    /// Pairs of one scan of scanrandom.
+    /// Pairs of one scan of scanrandom or scanwhilewriting.
     pub scan_length: u32,
-    /// Stores per second of the writer beside readwhilewriting; `None` for one after the other.
+    /// Stores per second of the writer beside a workload; `None` for one after the other.
     pub write_rate_ops_s: Option<f64>,
 }
 

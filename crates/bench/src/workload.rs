@@ -7,7 +7,8 @@
 //!   scanrandom                       scan                 ycsb-d   95 % read    5 % insert              latest
 //!   deleteseq deleterandom           delete               ycsb-e   95 % scan    5 % insert              zipf
 //!   readwhilewriting  read, beside one writer             ycsb-f   50 % read   50 % read-modify-write   zipf
-//!   filluniquerandom                 store                ycsb-w  100 % update                          zipf
+//!   scanwhilewriting  scan, beside one writer             ycsb-w  100 % update                          zipf
+//!   filluniquerandom                 store
 //! ```
 //! A scan reads pairs by an iterator. A target without iterators lists keys in place of the scans of ycsb-e.
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
@@ -67,6 +68,8 @@ pub enum Workload {
     ScanRandom,
     /// Reads keys drawn at random, while one more stream stores keys drawn at random.
     ReadWhileWriting,
+    /// Scans as [`Workload::ScanRandom`] does, while one more stream stores keys drawn at random.
+    ScanWhileWriting,
     /// Update heavy.
     YcsbA,
     /// Read mostly.
@@ -85,7 +88,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 19] = [
+    pub const ALL: [Workload; 20] = [
         Workload::FillSequential,
         Workload::FillRandom,
         Workload::FillUniqueRandom,
@@ -96,6 +99,7 @@ impl Workload {
         Workload::SeekRandom,
         Workload::ScanRandom,
         Workload::ReadWhileWriting,
+        Workload::ScanWhileWriting,
         Workload::DeleteSequential,
         Workload::DeleteRandom,
         Workload::YcsbA,
@@ -120,6 +124,7 @@ impl Workload {
             Workload::SeekRandom => "seekrandom",
             Workload::ScanRandom => "scanrandom",
             Workload::ReadWhileWriting => "readwhilewriting",
+            Workload::ScanWhileWriting => "scanwhilewriting",
             Workload::DeleteSequential => "deleteseq",
             Workload::DeleteRandom => "deleterandom",
             Workload::YcsbA => "ycsb-a",
@@ -145,7 +150,7 @@ impl Workload {
             | Workload::ReadRandom
             | Workload::ReadWhileWriting
             | Workload::YcsbC => &[(WorkloadOp::Read, 100)],
-            Workload::ScanRandom => &[(WorkloadOp::Scan, 100)],
+            Workload::ScanRandom | Workload::ScanWhileWriting => &[(WorkloadOp::Scan, 100)],
             Workload::ReadMissing => &[(WorkloadOp::ReadMissing, 100)],
             Workload::SeekRandom => &[(WorkloadOp::List, 100)],
             Workload::DeleteSequential | Workload::DeleteRandom => &[(WorkloadOp::Delete, 100)],
@@ -171,6 +176,7 @@ impl Workload {
             | Workload::SeekRandom
             | Workload::ScanRandom
             | Workload::ReadWhileWriting
+            | Workload::ScanWhileWriting
             | Workload::DeleteRandom => Some(KeyDistribution::Uniform),
             Workload::YcsbD => Some(KeyDistribution::Latest),
             Workload::YcsbA
@@ -194,7 +200,7 @@ impl Workload {
 
     /// Whether one stream beside the others stores values.
     pub fn has_writer(self) -> bool {
-        self == Workload::ReadWhileWriting
+        matches!(self, Workload::ReadWhileWriting | Workload::ScanWhileWriting)
     }
 
     /// Whether it reads values from any target.

@@ -380,12 +380,14 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemArg,
     /// fillseq, fillrandom, filluniquerandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom,
-    /// scanrandom, deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
+    /// scanrandom, scanwhilewriting, deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
     ///
     /// Keys: fillseq, readseq and deleteseq use them in order, filluniquerandom each once in random order, ycsb-d draws
-    /// the latest, other ycsb-* by zipf, the rest uniformly. readmissing reads keys that were never stored. readwhilewriting reads beside one more stream, which
-    /// stores. seekrandom lists 100 keys from a random one. scanrandom reads --scan-length pairs in order from a random
-    /// key, by an iterator of its own. YCSB needs its keys: run fillseq first, with the same --num, sizes and seed.
+    /// the latest, other ycsb-* by zipf, the rest uniformly. readmissing reads keys that were never stored.
+    /// readwhilewriting reads beside one more stream, which stores. seekrandom lists 100 keys from a random one.
+    /// scanrandom reads --scan-length pairs in order from a random key, by an iterator of its own; scanwhilewriting does
+    /// the same beside one more stream, which stores. YCSB needs its keys: run fillseq first, with the same --num, sizes
+    /// and seed.
     /// ycsb-a: 50 % reads, 50 % updates; -b: 95 % and 5 %; -c: reads; -d: 95 % reads, 5 % inserts; -e: 95 % scans of 1 to
     /// 100 pairs, without iterators lists of as many keys, 5 % inserts; -f: 50 % reads, 50 % read-modify-writes, each one
     /// operation; -w: updates. Inserted keys follow --num in order.
@@ -427,10 +429,10 @@ pub struct BenchArgs {
     /// Run each workload at each of these rates.
     #[arg(long, value_name = "LIST", value_delimiter = ',', conflicts_with = "rate")]
     pub rates: Vec<f64>,
-    /// Pairs that a scan of scanrandom reads.
+    /// Pairs that a scan of scanrandom or scanwhilewriting reads.
     #[arg(long, value_name = "COUNT", default_value_t = SCAN_LENGTH_DEFAULT)]
     pub scan_length: u32,
-    /// With readwhilewriting: stores per second of the writer [default: each store when the previous one completes].
+    /// With readwhilewriting and scanwhilewriting: stores per second of the writer [default: each store when the previous one completes].
     #[arg(long, value_name = "PER_SECOND")]
     pub write_rate: Option<f64>,
     /// Seconds of unmeasured operations before each workload.

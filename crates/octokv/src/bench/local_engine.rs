@@ -82,7 +82,9 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
         return Err(CliError::Usage(format!("--{flag} is for --system local-engine")));
     }
     if bench.write_rate.is_some() && !config.workloads.iter().any(|workload| workload.has_writer()) {
-        return Err(CliError::Usage("--write-rate is for --workload readwhilewriting".to_owned()));
+        return Err(CliError::Usage(
+            "--write-rate is for --workload readwhilewriting and scanwhilewriting".to_owned(),
+        ));
     }
     let is_ordered = is_local && bench.engine.is_some_and(|EngineArg(engine)| engine == EngineKind::Lsm);
     let reason = |workload: &Workload| {
