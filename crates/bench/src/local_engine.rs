@@ -5,7 +5,8 @@
 //!   open ─▶ workload ─▶ workload ─▶ close          one OS thread per core: a reactor with a handle of the engine
 //!             └ a reactor per core: device queue, maintenance (the first core's), streams ─▶ all streams ended, volume idle
 //! ```
-//! Streams are tasks, as with [`crate::remote_engine`]; a node has its connections and requests in their place.
+//! Streams are tasks, as with [`crate::remote_engine`]; a node has its connections and requests in their place. Beside workloads, one task of a caller runs on
+//! one core ([`LocalEngine::run_task`]).
 //! Invariants: a reactor runs until the streams of all cores have ended and the volume is idle, since cores work for each
 //! other; a volume is closed before it is opened or formatted again.
 
@@ -20,14 +21,18 @@ use octokv_device::{Device, FileDevice, Geometry};
 use octokv_engine::common::superblock_io::{is_blank, read_superblock};
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::superblock::LsmSuperblock;
-use octokv_engine::{AnyVolume, Engine, EngineKind, FormatConfig, OpenConfig, OpenError, Volume};
+use octokv_engine::{
+    AnyEngine, AnyVolume, Engine, EngineKind, EngineStatistics, FormatConfig, OpenConfig, OpenError, Volume,
+};
 use octokv_runtime::{
-    CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, IdlePolicy, KernelSockets, ReactorHandle,
-    block_on, open_device_queue,
+    CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, IdlePolicy, KernelSockets, Polling,
+    ReactorHandle, TaskSlab, block_on, open_device_queue,
 };
 use octokv_sys::file::DeviceFile;
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -147,6 +152,34 @@ impl LocalEngine {
         reactor.run_to_completion(engine.close()).map_err(BenchError::Close)
     }
 
+    /// The current statistics of the volume.
+    pub fn statistics(&self) -> EngineStatistics {
+        self.volume().statistics()
+    }
+
+    /// Runs a task on this thread as the first core, beside the volume's background work, until the task has ended and nothing is being written. A compaction that
+    /// still runs then is dropped; the next workload or task begins it again. REQUIRES: no workload runs.
+    ///
+    /// # Errors
+    /// [`BenchError::Thread`] without a device queue.
+    pub fn run_task<T>(
+        &self,
+        polling: Polling,
+        task: impl AsyncFnOnce(&AnyEngine, &ReactorHandle) -> T,
+    ) -> Result<T, BenchError> {
+        let mut core = EngineCore::new(self, polling)?;
+        let handle = core.reactor.handle.clone();
+        let (engine, _) = core.start_engine(self, 0);
+        let result = Cell::new(None);
+        let body = pin!(async { result.set(Some(task(&engine, &handle).await)) });
+        let mut tasks = TaskSlab::new(1, Arc::clone(handle.core_waker()));
+        handle.begin_iteration((self.config.now)());
+        assert!(tasks.spawn(body).is_ok(), "there is room for one task");
+        core.run(&mut tasks, || true);
+        drop(tasks);
+        Ok(result.take().expect("the task has ended"))
+    }
+
     fn volume(&self) -> AnyVolume {
         self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -212,6 +245,62 @@ fn thread_error(error: io::Error) -> BenchError {
     BenchError::Thread(error.raw_os_error().unwrap_or_default())
 }
 
+/// One core of an engine, on this thread: its reactor, and how it waits.
+struct EngineCore {
+    reactor: LocalReactor,
+    volume: AnyVolume,
+    sockets: KernelSockets,
+    idle: IdlePolicy,
+}
+
+impl EngineCore {
+    fn new(local: &LocalEngine, polling: Polling) -> Result<EngineCore, BenchError> {
+        let reactor = LocalReactor::new(&local.source, &local.config)?;
+        let mut sockets = KernelSockets::new().map_err(thread_error)?;
+        let core_waker = Arc::clone(reactor.handle.core_waker());
+        let eventfd = reactor.handle.devices().completion_eventfd();
+        let idle = IdlePolicy::new(polling, core_waker, &mut sockets, eventfd).map_err(thread_error)?;
+        Ok(EngineCore { reactor, volume: local.volume(), sockets, idle })
+    }
+
+    /// The handle of core `number`, whose background work is started: the volume's, too, on the first core.
+    fn start_engine(&self, local: &LocalEngine, number: usize) -> (Rc<AnyEngine>, BufferPool) {
+        let (handle, device) = (&self.reactor.handle, std::slice::from_ref(&self.reactor.device));
+        let pool = BufferPool::new(local.config.pool_bytes);
+        let engine = Rc::new(self.volume.engine(number, device, pool.clone()));
+        let abandoned = Rc::clone(&engine);
+        handle.spawn(async move { abandoned.run_abandoned().await });
+        if number == 0 {
+            let (maintained, background) = (Rc::clone(&engine), handle.clone());
+            // What fails is retried; if it matters, the next put fails too.
+            handle.spawn(async move { maintained.maintain(&background, |_| ()).await });
+        }
+        (engine, pool)
+    }
+
+    /// Runs tasks until they have ended, `have_others_ended` is true, and nothing is being written. Ends the background work.
+    fn run<F: Future<Output = ()>>(&mut self, tasks: &mut TaskSlab<F>, have_others_ended: impl Fn() -> bool) {
+        let (now, handle) = (self.reactor.now, &self.reactor.handle);
+        let channel = handle.devices();
+        loop {
+            let mut busy = handle.begin_iteration(now()) > 0;
+            busy |= handle.poll_background() > 0;
+            busy |= tasks.poll_ready() > 0;
+            busy |= channel.poll() > 0;
+            busy |= tasks.poll_ready() > 0;
+            let has_device_io = handle.device_operations_in_flight() > 0;
+            let has_ended = tasks.running() == 0;
+            if has_ended && have_others_ended() && self.volume.is_idle() && !has_device_io {
+                break;
+            }
+            let poll_at = if has_ended { now() + FINISH_POLL_INTERVAL } else { Nanos::NEVER };
+            let deadline = handle.next_deadline().min(poll_at);
+            self.idle.spin_or_sleep(busy, now(), has_device_io, deadline, &mut self.sockets);
+        }
+        handle.shutdown();
+    }
+}
+
 /// Runs the `threads` × depth streams of worker `number` of a workload on this thread.
 pub(crate) fn run_worker(
     shared: &WorkloadState,
@@ -220,54 +309,22 @@ pub(crate) fn run_worker(
     threads: usize,
 ) -> Result<Recorder, BenchError> {
     let group = &shared.group;
-    let parts = LocalReactor::new(&local.source, &local.config).and_then(|reactor| {
-        let mut sockets = KernelSockets::new().map_err(thread_error)?;
-        let core_waker = Arc::clone(reactor.handle.core_waker());
-        let eventfd = reactor.handle.devices().completion_eventfd();
-        let idle =
-            IdlePolicy::new(shared.polling, core_waker, &mut sockets, eventfd).map_err(thread_error)?;
-        Ok((reactor, sockets, idle))
-    });
+    let core = EngineCore::new(local, shared.polling);
     // Ready or not, the other workers must not wait for this one.
-    group.failed.fetch_or(parts.is_err(), Ordering::AcqRel);
+    group.failed.fetch_or(core.is_err(), Ordering::AcqRel);
     group.connected.fetch_add(1, Ordering::AcqRel);
-    let (reactor, mut sockets, mut idle) = parts?;
+    let mut core = core?;
     while group.connected.load(Ordering::Acquire) < group.workers {
         std::thread::yield_now();
     }
-    let (now, handle, volume) = (shared.platform.now, &reactor.handle, local.volume());
-    let pool = BufferPool::new(local.config.pool_bytes);
-    let engine = Rc::new(volume.engine(number, std::slice::from_ref(&reactor.device), pool.clone()));
-    let abandoned = Rc::clone(&engine);
-    handle.spawn(async move { abandoned.run_abandoned().await });
-    if number == 0 {
-        let (maintained, background) = (Rc::clone(&engine), handle.clone());
-        // What fails is retried; if it matters, the next put fails too.
-        handle.spawn(async move { maintained.maintain(&background, |_| ()).await });
-    }
-    let context = StreamContext::new(shared, number, &engine, volume.info().has_iterators, pool);
-    let core_waker = Arc::clone(handle.core_waker());
-    handle.begin_iteration(now());
-    let mut streams =
-        context.start(threads * shared.config.depth, shared.has_writer(number), handle, core_waker);
-    let channel = handle.devices();
-    loop {
-        let mut busy = handle.begin_iteration(now()) > 0;
-        busy |= handle.poll_background() > 0;
-        busy |= streams.poll_ready() > 0;
-        busy |= channel.poll() > 0;
-        busy |= streams.poll_ready() > 0;
-        let has_ended = streams.running() == 0;
-        if has_ended && shared.is_finished() && volume.is_idle() && handle.device_operations_in_flight() == 0
-        {
-            break;
-        }
-        let poll_at = if has_ended { now() + FINISH_POLL_INTERVAL } else { Nanos::NEVER };
-        let has_device_io = handle.device_operations_in_flight() > 0;
-        let deadline = handle.next_deadline().min(poll_at);
-        idle.spin_or_sleep(busy, now(), has_device_io, deadline, &mut sockets);
-    }
-    handle.shutdown();
+    let handle = core.reactor.handle.clone();
+    let (engine, pool) = core.start_engine(local, number);
+    let has_iterators = core.volume.info().has_iterators;
+    let context = StreamContext::new(shared, number, &engine, has_iterators, pool);
+    handle.begin_iteration((shared.platform.now)());
+    let (count, core_waker) = (threads * shared.config.depth, Arc::clone(handle.core_waker()));
+    let mut streams = context.start(count, shared.has_writer(number), &handle, core_waker);
+    core.run(&mut streams, || shared.is_finished());
     drop(streams);
     context.finish()
 }
@@ -277,18 +334,13 @@ mod tests {
     use super::*;
     use crate::config::{BenchConfig, StopCondition};
     use crate::platform::GeneratorPlatform;
-    use crate::runner::run;
+    use crate::runner::run_local_engine;
     use crate::size_distribution::SizeDistribution;
-    use crate::system_under_test::SystemUnderTest;
     use crate::temporary_directory::temporary_directory;
     use crate::workload::Workload;
     use crate::workload_result::WorkloadResult;
-    use crate::workload_state::TargetNode;
-    use octokv_client::ClientConfig;
     use octokv_engine::{Durability, WallClock};
-    use octokv_runtime::Polling;
     use octokv_sys::{clock, file, thread};
-    use std::net::SocketAddr;
     use std::path::Path;
 
     const PLATFORM: GeneratorPlatform =
@@ -333,11 +385,7 @@ mod tests {
         config: &BenchConfig,
         cores: usize,
     ) -> Result<Vec<WorkloadResult>, BenchError> {
-        let system = SystemUnderTest::LocalEngine(Arc::clone(engine));
-        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let node = TargetNode { name: String::new(), address: nowhere, client: ClientConfig::default() };
-        let cores = vec![None; cores];
-        run(config, &system, &[node], &cores, Polling::Sleep, PLATFORM, |_| ()).map_err(|failed| failed.error)
+        run_local_engine(config, engine, &vec![None; cores], Polling::Sleep, PLATFORM)
     }
 
     #[test]
@@ -372,6 +420,28 @@ mod tests {
         let path = directory.path().join(EngineKind::Hash.name());
         let other = open(&path, EngineKind::Lsm, 1).err().expect("the volume is another engine's");
         assert!(matches!(other, BenchError::Open { .. }), "{other}");
+    }
+
+    #[test]
+    fn a_task_uses_the_engine_beside_its_background_work() {
+        let directory = temporary_directory("octokv-bench-").expect("a directory");
+        let engine = open(&directory.path().join("device"), EngineKind::Lsm, 1).expect("opens");
+        let config = config(&[Workload::FillSequential], 1);
+        run_on(&engine, &config, 1).expect("runs");
+        let waited = Nanos::from_millis(30);
+        let (found, missing, passed) = engine
+            .run_task(Polling::Sleep, async |engine, handle| {
+                let start = handle.now();
+                handle.sleep(waited).await;
+                let found = engine.exist(&config.key(1)).await.expect("reads");
+                let missing = engine.exist(&config.key(KEYS)).await.expect("reads");
+                (found, missing, handle.now().since(start))
+            })
+            .expect("runs");
+        assert_eq!((found, missing), (Some(config.value_bytes(1)), None));
+        assert!(passed >= waited);
+        assert!(engine.statistics().tree.is_some_and(|tree| tree.last_sequence >= KEYS));
+        engine.close().expect("closes");
     }
 
     #[test]

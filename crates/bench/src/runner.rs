@@ -3,6 +3,7 @@
 use crate::baselines::resp_worker;
 use crate::config::{BenchConfig, StopCondition};
 use crate::error::{BenchError, TargetFailure};
+use crate::local_engine::LocalEngine;
 use crate::op_generator::KeySpace;
 use crate::platform::GeneratorPlatform;
 use crate::recorder::Recorder;
@@ -16,6 +17,7 @@ use crate::{host_kvs, kv_worker, local_engine, remote_engine};
 use octokv_base::Nanos;
 use octokv_client::{ClientConfig, Reconnect};
 use octokv_runtime::Polling;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -77,6 +79,23 @@ pub fn run(
         results.push(result_of(workload, system, config, nodes, recorders));
     }
     Ok(results)
+}
+
+/// Runs every workload of a configuration on an engine in this process, with one reactor per entry of `cores`.
+///
+/// # Errors
+/// The first failure; values stored until then stay.
+pub fn run_local_engine(
+    config: &BenchConfig,
+    engine: &Arc<LocalEngine>,
+    cores: &[Option<usize>],
+    polling: Polling,
+    platform: GeneratorPlatform,
+) -> Result<Vec<WorkloadResult>, BenchError> {
+    let system = SystemUnderTest::LocalEngine(Arc::clone(engine));
+    let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
+    let node = TargetNode { name: String::new(), address: nowhere, client: ClientConfig::default() };
+    run(config, &system, &[node], cores, polling, platform, |_| ()).map_err(|failed| failed.error)
 }
 
 /// The OS threads of one target: the core of each and the number of connections that it drives.
