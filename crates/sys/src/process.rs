@@ -23,6 +23,16 @@ pub fn available_memory_bytes() -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// The bytes that this process has sent to block devices since its start (`write_bytes` of `/proc/self/io`): writes with direct I/O, and pages of files that it made
+/// dirty, which may not be written yet. `None` if the kernel does not report it.
+pub fn device_bytes_written() -> Option<u64> {
+    write_bytes_of(&std::fs::read_to_string("/proc/self/io").ok()?)
+}
+
+fn write_bytes_of(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("write_bytes:"))?.trim().parse().ok()
+}
+
 /// Returns free heap memory to the kernel, as far as whole pages of it are free. Takes milliseconds.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
@@ -108,6 +118,12 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(set_process_suspended(&mut child, true).is_err(), "the process has ended");
+    }
+
+    #[test]
+    fn the_bytes_written_are_those_that_reach_a_device() {
+        let text = "rchar: 1\nwchar: 2\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 5\n";
+        assert_eq!((write_bytes_of(text), write_bytes_of("wchar: 2\n")), (Some(4), None));
     }
 
     #[test]
