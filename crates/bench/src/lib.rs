@@ -23,6 +23,7 @@
 //! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
 //! - [`workload_result`]: the result of a workload, and its lines of the table.
+//! - [`ordered_measurements`]: measurements of the ordered engine that take more than one workload.
 //! - [`baselines`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: the JSON report. [`machine_info`]: the machine in it. [`statistics`]: the median. [`plot`]: SVG plots.
 //! - [`child_process`]: child processes and their output. [`server_process`]: a child process that runs `octokv serve`.
@@ -45,6 +46,7 @@ pub mod local_engine;
 pub mod machine_info;
 pub mod name_lookup;
 mod op_generator;
+pub mod ordered_measurements;
 pub mod platform;
 pub mod plot;
 pub mod recorder;
