@@ -5,8 +5,7 @@
 //!   write amplification   bytes that the process sent to the device while it overwrote (and settled) ÷ bytes of keys and values that were overwritten
 //!   space amplification   bytes of the space that are taken ÷ bytes of the keys and values that exist
 //! ```
-//! The kernel counts what is written ([`octokv_sys::process::device_bytes_written`]), as `scripts/rocksdb-ordered-measurements` counts RocksDB's: the process must write
-//! nothing else. The engine's own counts say which part are flushes, compactions and moved values; the rest are records of values, the journal and checkpoints.
+//! The kernel counts what is written ([`octokv_sys::process::device_bytes_written`]), and the process must write nothing else. The engine's own counts say which part are flushes, compactions and moved values; the rest are records of values, the journal and checkpoints.
 
 use super::{KEY_BYTES, MeasurementError, MeasurementSetup, mib, tree_of};
 use crate::Workload;
