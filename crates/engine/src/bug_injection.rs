@@ -94,6 +94,8 @@ pub enum InjectedBug {
     PrepareJournalInUse,
     /// Preparation writes zeros over the images of the last checkpoint.
     PrepareImagesInUse,
+    /// A read of a table that the device fails counts as one whose blocks the medium has lost.
+    DeviceErrorIsDamage,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -25,6 +25,7 @@ const BLOCK_BYTES: usize = 512;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
     BitFlipped,
+    /// The medium has lost the block: a read fails with ENODATA.
     Unreadable,
 }
 
@@ -69,7 +70,7 @@ fn damaged_device(image: &DiskImage, block: u64, damage: Damage) -> (PowerLossDi
             image.write(at, &[byte[0] ^ 1 << (block % 8)]);
         }
         Damage::Unreadable => {
-            plan.add(FaultRule::within(OpFilter::Read, Lba(block), Lba(block + 1), InjectedFault::Error(5)))
+            plan.add(FaultRule::within(OpFilter::Read, Lba(block), Lba(block + 1), InjectedFault::Error(61)))
         }
     }
     let disk = PowerLossDisk::new(image, BLOCK_BYTES as u32);

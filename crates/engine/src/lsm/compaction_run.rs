@@ -6,7 +6,7 @@
 //! In: a compaction. Out: an edit. Holds: the entries of the keys whose values are being read, at most [`AHEAD_BYTES_MAX`] of values.
 //!
 //! Invariants: nothing changes before the edit; a run that fails or is dropped leaves the tree as it was. A part of a table that cannot be read becomes a lost range of the
-//! edit. A value whose record cannot be read keeps its address, and so its segment.
+//! edit. A value whose record is damaged keeps its address, and so its segment. A device that fails costs nothing: the run fails.
 
 use super::compaction::TreeCompaction;
 use super::copied_entry::{CopiedEntry, CopiedValue};
@@ -17,6 +17,7 @@ use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::lost_ranges::{LostRange, LostRanges};
 use super::merge::MergingCursor;
 use super::retention::RetentionRule;
+use super::table::io::is_media_error;
 use super::table_output::{TableOutput, settled_by};
 use super::tree_version::TreeVersion;
 use super::value_mover::ValueMover;
@@ -35,7 +36,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Bytes of values that are read ahead.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
-/// Attempts to read a table before a part of it is lost.
+/// Attempts to read a table before a damaged part of it is lost.
 const READ_ATTEMPTS: u32 = 3;
 /// Values that are read ahead.
 const AHEAD_READS_MAX: usize = 32;
@@ -106,7 +107,8 @@ struct RunOutput<'a> {
 }
 
 impl LsmCore {
-    /// Runs a compaction to its end. A part that cannot be read is lost only if several attempts meet it: an error that passes must not cost a key.
+    /// Runs a compaction to its end. A damaged part is lost only if several attempts meet it: damage that passes, as of a transfer, must not cost a key. An error of the
+    /// device is no damage.
     ///
     /// # Errors
     /// Device failures, no memory, no space: nothing has changed.
@@ -124,7 +126,7 @@ impl LsmCore {
         self.try_compaction(compaction, pace, true).await
     }
 
-    /// Runs a compaction. Fails if a part cannot be read, unless it `may_lose` that.
+    /// Runs a compaction. Fails if a part is damaged, unless it `may_lose` that, and if the device fails.
     async fn try_compaction(
         &self,
         compaction: &TreeCompaction,
@@ -299,7 +301,12 @@ impl LsmCore {
         output.ahead_bytes -= first.read_bytes;
         output.ahead_reads -= first.reads.len();
         for MovedRead { index, units, read } in first.reads {
-            let read = read.await.into_read().ok();
+            let read = match read.await.into_read() {
+                Ok(buffer) => Some(buffer),
+                Err(error) if is_media_error(error) => None,
+                // It may be read later.
+                Err(error) => return Err(self.io.failed(error)),
+            };
             let entry = &mut first.entries[index];
             let CopiedValue::InSegment(address) = entry.value else { continue };
             let checked = read.and_then(|buffer| {

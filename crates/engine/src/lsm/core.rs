@@ -33,6 +33,25 @@ impl LsmCore {
         device: Rc<dyn Device>,
         pool: BufferPool,
     ) -> LsmCore {
+        LsmCore::with_io(volume, core, device, pool, false)
+    }
+
+    /// The part of a verification, which goes on behind all that it cannot read. REQUIRES: it changes nothing, and no other part of the volume has core 0.
+    pub(super) fn for_verification(
+        volume: Arc<LsmVolume>,
+        device: Rc<dyn Device>,
+        pool: BufferPool,
+    ) -> LsmCore {
+        LsmCore::with_io(volume, 0, device, pool, true)
+    }
+
+    fn with_io(
+        volume: Arc<LsmVolume>,
+        core: usize,
+        device: Rc<dyn Device>,
+        pool: BufferPool,
+        skips_unreadable: bool,
+    ) -> LsmCore {
         let io = Rc::new(TableIo {
             device: Rc::clone(&device),
             pool: pool.clone(),
@@ -42,6 +61,7 @@ impl LsmCore {
             place: VolumePlace::default(),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
+            skips_unreadable,
         });
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
         let views = RefCell::new(IteratorViews::new(volume.settings.views_max));

@@ -222,6 +222,8 @@ pub struct LevelCursor {
     /// The open table: its rank and its cursor.
     open: Option<(usize, TableCursor)>,
     unread: Option<UnreadKeys>,
+    /// The table that the device failed to read.
+    failed_table: Option<u64>,
     prefetch: Option<IndexPrefetch>,
     prefetch_start: PrefetchStart,
     arrivals: IndexArrivals,
@@ -257,6 +259,7 @@ impl LevelCursor {
             state: LevelState::NoEntry,
             open: None,
             unread: None,
+            failed_table: None,
             prefetch: None,
             prefetch_start: PrefetchStart::Unknown,
             arrivals: IndexArrivals::default(),
@@ -269,6 +272,11 @@ impl LevelCursor {
         self.unread.as_ref()
     }
 
+    /// The number of the table that the last operation met, if that failed with [`EngineError::Device`].
+    pub fn failed_table(&self) -> Option<u64> {
+        self.failed_table
+    }
+
     /// Where the indexes of tables were when steps arrived there, since the cursor was made.
     pub fn index_arrivals(&self) -> IndexArrivals {
         self.arrivals
@@ -276,7 +284,7 @@ impl LevelCursor {
 
     fn leave_entry(&mut self) {
         self.state = LevelState::NoEntry;
-        self.unread = None;
+        (self.unread, self.failed_table) = (None, None);
     }
 
     /// Opens a table, unless it is open, and awaits its index if that is in flight. REQUIRES: there is such a table.
@@ -340,7 +348,12 @@ impl LevelCursor {
                     self.state = LevelState::AtDamage;
                     return outcome;
                 }
-                Err(_) => return outcome,
+                Err(error) => {
+                    if let EngineError::Device { .. } = error {
+                        self.failed_table = self.tables.nth(rank).map(|table| table.id());
+                    }
+                    return outcome;
+                }
             }
             let Some(rank) = self.tables.beside(rank, towards) else { return Ok(()) };
             outcome = self.open(rank, is_step).await;

@@ -53,7 +53,7 @@ async fn verify_volume(
     };
     let block_bytes = device.geometry().block_bytes;
     let volume = LsmVolume::new(superblock, loaded.state, block_bytes, config, settings);
-    let core = LsmCore::new(Arc::clone(&volume), 0, Rc::clone(device), pool.clone());
+    let core = LsmCore::for_verification(Arc::clone(&volume), Rc::clone(device), pool.clone());
     let statistics = volume.statistics();
     let mut report = VerifyReport {
         used_bytes: statistics.used_bytes,

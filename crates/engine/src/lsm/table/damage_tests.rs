@@ -172,7 +172,7 @@ fn an_unreadable_unit_costs_the_entries_in_it_alone() {
     for seed in 0..2 {
         let damage = |volume: &TestVolume, unit| {
             let (from, to) = unit_blocks(unit);
-            volume.faults.add(FaultRule::within(OpFilter::Read, from, to, InjectedFault::Error(5)));
+            volume.faults.add(FaultRule::within(OpFilter::Read, from, to, InjectedFault::Error(61)));
         };
         check_each_unit(seed, damage, |volume, _| volume.faults.clear());
     }

@@ -1,12 +1,14 @@
 //! What one core needs to read and write tables: device, buffers, the shared cache, statistics.
 //!
-//! In: places in a run. Out: bytes, or why there are none. Invariant: a medium that lost blocks is distinguished from a device that fails.
+//! In: places in a run. Out: bytes, or why there are none. Invariant: a medium that lost blocks is distinguished from a device that fails, since only the former costs
+//! entries ([`is_media_error`]).
 //! Tested by the tests of whole tables.
 
 use super::cache::TableCache;
 use super::frame::BlockOwner;
 use super::info::TablePlace;
 use super::scan_lengths::ScanLengths;
+use crate::bug_injection::{self, InjectedBug};
 use crate::{EngineError, VolumePlace};
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};
@@ -15,11 +17,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Error codes of a read whose blocks are lost, while the device works: EIO, ENODATA (the kernel's for a medium error) and EILSEQ (its
-/// code for protection information that does not match).
-const MEDIA_ERRORS: [i32; 3] = [5, 61, 84];
+/// Error codes of a read whose blocks are lost, while the device works: ENODATA, which Linux gives for a critical medium error (`BLK_STS_MEDIUM`), and EILSEQ, for
+/// protection information that does not match the data (`BLK_STS_PROTECTION`). The source is the table `blk_errors` in its `block/blk-core.c`. All other codes say nothing
+/// of the medium: EIO (`BLK_STS_IOERR`) is whatever has no code of its own, such as a controller that was reset, a path that failed or a short transfer; ETIMEDOUT,
+/// ENOLINK, EREMOTEIO, ENODEV, EBUSY, EAGAIN and ENOMEM are those of timeouts, transports, targets, devices that went away and resources.
+const MEDIA_ERRORS: [i32; 2] = [61, 84];
 
-/// Whether a read failed because its blocks are lost: the same read fails again.
+/// Whether a read failed because its blocks are lost: the same read fails again. After any other error the blocks may be intact, and be read later.
 pub fn is_media_error(error: DeviceError) -> bool {
     matches!(error, DeviceError::Io(code) if MEDIA_ERRORS.contains(&code))
 }
@@ -42,6 +46,8 @@ pub struct TableIo {
     pub counters: TableCounters,
     /// The lengths of its scans.
     pub scan_lengths: ScanLengths,
+    /// Whether any read that fails counts as one of lost blocks. Only for a verification, which goes on behind them and changes nothing.
+    pub skips_unreadable: bool,
 }
 
 /// Counts what a core reads of tables.
@@ -161,10 +167,30 @@ impl TableIo {
         let length = (start + bytes).next_multiple_of(block_bytes);
         let buffer = self.pool.take(length).ok_or(RunReadError::Engine(EngineError::NoMemory))?;
         let result = self.device.read(self.lba(place, offset), buffer).await.into_read();
+        let is_lost = |error| {
+            self.skips_unreadable
+                || is_media_error(error)
+                || bug_injection::is_injected(InjectedBug::DeviceErrorIsDamage)
+        };
         let buffer = result.map_err(|error| match error {
-            error if is_media_error(error) => RunReadError::Media,
+            error if is_lost(error) => RunReadError::Media,
             error => RunReadError::Engine(self.failed(error)),
         })?;
         Ok(RunBytes { buffer, range: start..start + bytes, offset })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_codes_of_a_medium_that_lost_its_blocks_cost_entries() {
+        let lost = [61, 84];
+        // EIO, ENXIO, EAGAIN, ENOMEM, EBUSY, ENODEV, EINVAL, ETIME, ENOLINK, EREMCHG, EBADE, EOPNOTSUPP, ETIMEDOUT, EREMOTEIO.
+        let others = [5, 6, 11, 12, 16, 19, 22, 62, 67, 78, 52, 95, 110, 121];
+        assert!(lost.iter().all(|&code| is_media_error(DeviceError::Io(code))));
+        assert!(others.iter().all(|&code| !is_media_error(DeviceError::Io(code))));
+        assert!(!is_media_error(DeviceError::OutOfRange) && !is_media_error(DeviceError::NoSpace));
     }
 }

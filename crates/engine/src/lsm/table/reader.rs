@@ -164,7 +164,7 @@ impl TableReader {
         found
     }
 
-    /// A part of the metadata from the first copy that has it; `None` if it is damaged in both.
+    /// A part of the metadata from the first copy that has it; `None` if it is damaged in both. Fails if it is in none, and the device failed to read one.
     async fn metadata<T>(
         &self,
         kind: BlockKind,
@@ -181,11 +181,12 @@ impl TableReader {
                     if let Some(part) = payload.and_then(&mut decode) {
                         return Ok(Some(part));
                     }
+                    count(&self.io.counters.damaged_copies);
                 }
-                Err(RunReadError::Media) => {}
+                Err(RunReadError::Media) => count(&self.io.counters.damaged_copies),
+                // It may be intact.
                 Err(RunReadError::Engine(error)) => failure = Some(error),
             }
-            count(&self.io.counters.damaged_copies);
         }
         failure.map_or(Ok(None), Err)
     }
