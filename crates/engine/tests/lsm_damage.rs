@@ -262,6 +262,44 @@ fn an_unreadable_block_anywhere_costs_at_most_the_keys_in_it() {
 }
 
 #[test]
+fn a_block_that_the_device_fails_to_read_costs_nothing_once_it_can_be_read_again() {
+    let image = image(9);
+    let good = open(damaged_device(&image, 0, Damage::Unreadable), "healthy but for a superblock").read_all();
+    let (mut affected, mut failed) = (0, 0);
+    for block in Opened::used_blocks(&image) {
+        let (context, plan) = (format!("block {block} fails"), FaultPlan::default());
+        let (disk, error) = (PowerLossDisk::new(image.clone(), BLOCK_BYTES as u32), InjectedFault::Error(5));
+        plan.add(FaultRule::within(OpFilter::Read, Lba(block), Lba(block + 1), error));
+        let device = Rc::new(FaultDevice::new(Rc::new(disk.clone()), plan.clone()));
+        let opened = open((disk, device), &context);
+        let unread = opened.check(&good, &context);
+        affected += usize::from(!unread.is_empty());
+        if unread.is_empty() && block % 7 != 0 {
+            continue;
+        }
+        let report = opened.verify();
+        assert!(unread.is_empty() || !report.problems.is_empty(), "{context}: check names nothing");
+        match opened.run(opened.engine.compact_all()) {
+            Ok(()) => {}
+            Err(EngineError::Device { .. }) => failed += 1,
+            Err(error) => panic!("{context}: {error}"),
+        }
+        opened.check(&good, &context);
+        plan.clear();
+        for _ in 0..2 {
+            assert_eq!(opened.check(&good, &context), [0; 0], "{context}: it can be read again");
+            opened.run(opened.engine.compact_all()).unwrap_or_else(|error| panic!("{context}: {error}"));
+        }
+        let version = opened.engine.volume().version();
+        assert_eq!(version.lost().as_slice(), [], "{context}");
+        let units: u64 = version.extents().map(|extent| extent.units).sum();
+        let used_bytes = opened.engine.statistics().used_bytes;
+        assert_eq!(used_bytes, units * BLOCK_BYTES as u64, "{context}: space of what failed is free");
+    }
+    assert!(affected > 20 && failed > 20, "{affected} blocks affected keys, {failed} compactions");
+}
+
+#[test]
 fn verification_finds_nothing_wrong_with_healthy_volumes() {
     for seed in 20..40 {
         let image = image(seed);

@@ -25,6 +25,7 @@ mod hash_upgrade;
 mod lsm_conformance;
 mod lsm_corrupt_images;
 mod lsm_damage;
+mod lsm_device_errors;
 mod lsm_extremes;
 mod lsm_faults;
 mod lsm_fixtures;

@@ -1,10 +1,11 @@
 //! One compaction: what it reads, where its output goes, and what of it excludes another at the same time.
 //!
 //! Invariants, which [`super::compaction_choice`] keeps: its tables of one level follow each other there, and of level 0 it has the oldest, so that newer
-//! entries of a key stay above older ones; it has all tables of its output level that share keys with what it reads; its output lies between its first and last
+//! entries of a key stay above older ones (or all of the newest, and leaves in level 0 the keys that older ones may have: [`TreeCompaction::around`]); it has all tables of its output level that share keys with what it reads; its output lies between its first and last
 //! key. Two compactions without a [`TreeCompaction::conflicts_with`] may run at the same time and end in any order.
 //! Tested in `version_model_tests.rs`.
 
+use super::kept_keys::KeptKeys;
 use super::table_meta::{TableFields, TableMeta};
 use super::tree_version::TreeVersion;
 use super::version_edit::{TableMove, TableRemoval, VersionEdit};
@@ -96,6 +97,25 @@ pub struct CompactionInput<'a> {
     pub settings: &'a CompactionSettings,
     /// Segments of which a value could not be read: they are not collected.
     pub unmovable: &'a FxHashSet<u32>,
+    /// Tables that the device failed to read a short time ago: no compaction reads them.
+    pub postponed: &'a FxHashSet<u64>,
+}
+
+impl CompactionInput<'_> {
+    /// Whether a compaction reads no table that is postponed. One that moves tables reads none.
+    pub fn can_read(&self, compaction: &TreeCompaction) -> bool {
+        compaction.is_move || !compaction.tables().any(|table| self.postponed.contains(&table.id()))
+    }
+
+    /// Whether a compaction may run: beside those that do, and with tables that can be read.
+    pub fn admits(&self, compaction: &TreeCompaction) -> bool {
+        self.can_read(compaction) && !self.running.iter().any(|running| running.conflicts_with(compaction))
+    }
+
+    /// Whether a compaction that runs has a table, or none can read it now.
+    pub fn is_busy(&self, table: &TableMeta) -> bool {
+        self.postponed.contains(&table.id()) || self.running.iter().any(|running| running.has(table))
+    }
 }
 
 /// A compaction.
@@ -123,6 +143,8 @@ pub struct TreeCompaction {
     pub is_move: bool,
     /// The bytes of data of its tables, if not those that the settings of the tree say.
     pub table_bytes: Option<u64>,
+    /// Keys whose entries stay in the input level, which is level 0: see [`TreeCompaction::around`].
+    pub kept_keys: KeptKeys,
 }
 
 impl TreeCompaction {
@@ -168,7 +190,26 @@ impl TreeCompaction {
             is_bottommost,
             is_move,
             table_bytes: None,
+            kept_keys: KeptKeys::default(),
         }
+    }
+
+    /// A compaction of the newest tables of level 0 around tables that cannot be read, of level 1 or `older` ones of level 0. Older entries of the keys in these
+    /// ranges stay where they are, so the newer ones stay in level 0; all others go to level 1. REQUIRES: `newest` are all that are newer than `older`, and can be read.
+    pub fn around(
+        input: &CompactionInput<'_>,
+        newest: Vec<Arc<TableMeta>>,
+        older: &[Arc<TableMeta>],
+    ) -> TreeCompaction {
+        let whole = TreeCompaction::new(input, CompactionReason::Level0, (0, 1), newest);
+        let below_older = KeptKeys::of_ranges(older.iter().map(range_of));
+        // What lies below an older table of level 0 must not come above it.
+        let stays = |table: &Arc<TableMeta>| {
+            input.postponed.contains(&table.id()) || below_older.overlaps(table.first_key(), table.last_key())
+        };
+        let (staying, overlapped): (Vec<_>, Vec<_>) = whole.overlapped.iter().cloned().partition(stays);
+        let kept_keys = KeptKeys::of_ranges(older.iter().chain(&staying).map(range_of));
+        TreeCompaction { overlapped, kept_keys, is_bottommost: false, is_move: false, ..whole }
     }
 
     /// A compaction that writes a table again as several of so many bytes.
@@ -189,6 +230,10 @@ impl TreeCompaction {
 
     /// This compaction with the values that it moves.
     pub fn complete(mut self, input: &CompactionInput<'_>) -> TreeCompaction {
+        if self.tables().any(|table| input.postponed.contains(&table.id())) {
+            // It only moves them: nothing of them can be read.
+            return self;
+        }
         let values_bytes_max =
             input.settings.output_bytes_max.saturating_sub(self.space_bytes(input.settings));
         self.moved_segments = moved_segments(input, self.tables(), values_bytes_max);
@@ -232,6 +277,11 @@ impl TreeCompaction {
             && (version == Version::NONE || version < forget_below)
     }
 
+    /// The level of an output table. All of its keys are of one section of the keys that are kept.
+    fn level_of(&self, output: &TableMeta) -> usize {
+        if self.kept_keys.has(output.first_key()) { self.input_level } else { self.output_level }
+    }
+
     /// The edit at its end. A move has no outputs.
     pub fn edit(&self, outputs: Vec<Arc<TableMeta>>) -> VersionEdit {
         let removal = |level| {
@@ -250,10 +300,14 @@ impl TreeCompaction {
         }
         VersionEdit {
             removed_tables: inputs.chain(self.overlapped.iter().map(removal(self.output_level))).collect(),
-            added_tables: outputs.into_iter().map(|table| (self.output_level, table)).collect(),
+            added_tables: outputs.into_iter().map(|table| (self.level_of(&table), table)).collect(),
             ..VersionEdit::default()
         }
     }
+}
+
+fn range_of(table: &Arc<TableMeta>) -> (&[u8], &[u8]) {
+    (table.first_key(), table.last_key())
 }
 
 /// The lowest and the highest key of tables.

@@ -10,6 +10,9 @@
 //!
 //! Every choice makes progress, so that they end when writes do: sizes decrease, tombstones sink and, once nothing lies below, go (a table from which
 //! none may go is not chosen again: [`super::table_meta::TableFields::is_settled`]), a table that is written for its values does not refer to the segments afterwards.
+//!
+//! Tables that the device failed to read are left out until they may be tried again ([`CompactionInput::postponed`]), and so is every compaction that would read one;
+//! only level 0, of which most others depend, is then compacted around them ([`TreeCompaction::around`]).
 //! Tested in `version_model_tests.rs`.
 
 use super::compaction::{
@@ -26,6 +29,8 @@ use std::sync::Arc;
 pub const CLEANUP_TURN: u64 = 4;
 /// The tables of a level of which the one is chosen that overlaps least.
 const CANDIDATES: usize = 16;
+/// While something cannot be read, level 0 has at most about so many runs of tables above it.
+const RUNS_MAX: usize = 16;
 
 /// What one choice leaves for the next.
 #[derive(Clone, Debug, Default)]
@@ -138,7 +143,8 @@ fn choose_by_size(input: &CompactionInput<'_>, state: &mut ChoiceState) -> Optio
     });
     // Level 1 is too large for level 0 to be merged with it in the space that there is: the tables of level 1 sink first.
     chosen.or_else(|| {
-        let sinks = wants_level0 && version.level_tables(1) > 0;
+        let is_useful = input.postponed.is_empty() || settings.wants_space;
+        let sinks = wants_level0 && is_useful && version.level_tables(1) > 0;
         sinks.then(|| choose_level(input, 1, u64::MAX, &mut state.behind[1])).flatten()
     })
 }
@@ -150,8 +156,8 @@ fn choose_level0(
     through: usize,
 ) -> Option<TreeCompaction> {
     let level0 = input.version.level0();
-    let is_busy = level0.iter().any(|table| input.running.iter().any(|running| running.has(table)));
-    if is_busy || level0.is_empty() {
+    let is_running = level0.iter().any(|table| input.running.iter().any(|running| running.has(table)));
+    if is_running || level0.is_empty() {
         return None;
     }
     let oldest = |from: usize| TreeCompaction::new(input, reason, (0, 1), level0[from..].to_vec());
@@ -160,12 +166,50 @@ fn choose_level0(
     while from > through {
         let longer = oldest(from - 1);
         // What only has to be moved is not written because of what came later.
-        if longer.input_bytes() > input.settings.input_bytes_max || (chosen.is_move && !longer.is_move) {
+        if longer.input_bytes() > input.settings.input_bytes_max
+            || (chosen.is_move && !longer.is_move)
+            || !input.can_read(&longer)
+        {
             break;
         }
         (from, chosen) = (from - 1, longer);
     }
-    unless_conflicting(input, chosen).filter(|chosen| chosen.has_space(input.settings))
+    let is_possible = |chosen: &TreeCompaction| input.admits(chosen) && chosen.has_space(input.settings);
+    let chosen = Some(chosen).filter(is_possible);
+    let goes_around = chosen.is_none() && reason == CompactionReason::Level0 && !input.postponed.is_empty();
+    if goes_around { choose_around(input).filter(is_possible) } else { chosen }
+}
+
+/// A compaction of the newest tables of level 0 around those that cannot be read, there or in level 1, if it makes one of several runs. What it leaves in level 0 is
+/// written again only once there is a quarter as much new, so that the work for each write is bounded however long the device fails.
+fn choose_around(input: &CompactionInput<'_>) -> Option<TreeCompaction> {
+    let level0 = input.version.level0();
+    let is_postponed = |table: &Arc<TableMeta>| input.postponed.contains(&table.id());
+    let (newest, older) = level0.split_at(level0.iter().position(is_postponed).unwrap_or(level0.len()));
+    let run_bytes = bytes_of_runs(newest);
+    let least = if input.settings.wants_space { 2 } else { input.settings.level0_trigger.max(2) };
+    let (all_bytes, longest) = (run_bytes.iter().sum::<u64>(), run_bytes.iter().max().copied().unwrap_or(0));
+    let is_much = (all_bytes - longest) * 4 >= longest || run_bytes.len() >= RUNS_MAX;
+    if run_bytes.len() < least || !(is_much || input.settings.wants_space) {
+        return None;
+    }
+    let chosen = TreeCompaction::around(input, newest.to_vec(), older);
+    (!chosen.kept_keys.is_empty()).then_some(chosen)
+}
+
+/// The bytes of the runs of tables: each has tables that follow each other and share no keys.
+fn bytes_of_runs(tables: &[Arc<TableMeta>]) -> Vec<u64> {
+    let mut runs: Vec<u64> = Vec::new();
+    let mut run: Vec<&Arc<TableMeta>> = Vec::new();
+    for table in tables {
+        if run.is_empty() || run.iter().any(|other| other.overlaps(table.first_key(), table.last_key())) {
+            run.clear();
+            runs.push(0);
+        }
+        run.push(table);
+        *runs.last_mut().expect("pushed above") += table.bytes();
+    }
+    runs
 }
 
 /// A compaction of the table of a level that overlaps least, of those that follow the last one.
@@ -180,11 +224,19 @@ fn choose_level(
     let mut best: Option<(u128, usize)> = None;
     // The one that would need the least space, of those for which there is none.
     let mut blocked: Option<(u64, usize)> = None;
-    for step in 0..CANDIDATES.min(tables.len()) {
+    let mut candidates = 0;
+    for step in 0..tables.len() {
         let rank = (start + step) % tables.len();
         let Some(table) = tables.nth(rank) else { continue };
         let compaction =
             TreeCompaction::new(input, CompactionReason::LevelBytes, (level, level + 1), vec![table.clone()]);
+        if !input.can_read(&compaction) {
+            continue;
+        }
+        candidates += 1;
+        if candidates > CANDIDATES {
+            break;
+        }
         let overlapped_bytes: u64 = compaction.overlapped.iter().map(|table| table.bytes()).sum();
         let cost = u128::from(overlapped_bytes) * 1000 / u128::from(table.bytes());
         let (has_space, needed) =
@@ -195,9 +247,7 @@ fn choose_level(
         {
             blocked = Some((needed, rank));
         }
-        if best.is_none_or(|(least, _)| cost < least)
-            && has_space
-            && unless_conflicting(input, compaction).is_some()
+        if best.is_none_or(|(least, _)| cost < least) && has_space && if_admitted(input, compaction).is_some()
         {
             best = Some((cost, rank));
         }
@@ -231,7 +281,7 @@ fn split(
     let chosen = TreeCompaction::split(input, level, Arc::clone(table), table_bytes);
     // One of the least length is what it is.
     let is_smaller = table.bytes() > table_bytes;
-    unless_conflicting(input, chosen).filter(|chosen| is_smaller && chosen.has_space(input.settings))
+    if_admitted(input, chosen).filter(|chosen| is_smaller && chosen.has_space(input.settings))
 }
 
 /// A compaction of the table of a rank and of those beside it that lead to no more of the next level, up to the bound.
@@ -258,7 +308,7 @@ fn widened(input: &CompactionInput<'_>, level: usize, rank: usize, excess_bytes:
                 || wider.input_bytes() > input.settings.input_bytes_max
                 || !wider.has_space(input.settings)
                 || wider.is_move != chosen.is_move
-                || input.running.iter().any(|running| running.conflicts_with(&wider))
+                || !input.admits(&wider)
             {
                 break;
             }
@@ -268,9 +318,8 @@ fn widened(input: &CompactionInput<'_>, level: usize, rank: usize, excess_bytes:
     chosen
 }
 
-fn unless_conflicting(input: &CompactionInput<'_>, compaction: TreeCompaction) -> Option<TreeCompaction> {
-    let conflicts = input.running.iter().any(|running| running.conflicts_with(&compaction));
-    (!conflicts).then_some(compaction)
+fn if_admitted(input: &CompactionInput<'_>, compaction: TreeCompaction) -> Option<TreeCompaction> {
+    input.admits(&compaction).then_some(compaction)
 }
 
 /// Whether compactions that run at the same time share no table and write into no common range, and moves are only moves.

@@ -123,8 +123,7 @@ fn of_tombstones(input: &CompactionInput<'_>, level: usize, rank: usize) -> Opti
     } else {
         return None;
     };
-    let conflicts = input.running.iter().any(|running| running.conflicts_with(&compaction));
-    (!conflicts && compaction.has_space(input.settings)).then_some(compaction)
+    (input.admits(&compaction) && compaction.has_space(input.settings)).then_some(compaction)
 }
 
 /// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs.
@@ -138,9 +137,8 @@ fn run_from(
     let mut run: Vec<Arc<TableMeta>> = Vec::new();
     for table in input.version.level(level).range(rank..usize::MAX) {
         bytes += table.bytes();
-        let is_busy = || input.running.iter().any(|running| running.has(table));
         let bytes_max = input.settings.input_bytes_max.min(input.settings.output_bytes_max);
-        if !run.is_empty() && (bytes > bytes_max || !is_wanted(table) || is_busy()) {
+        if !run.is_empty() && (bytes > bytes_max || !is_wanted(table) || input.is_busy(table)) {
             break;
         }
         run.push(table.clone());
@@ -198,8 +196,7 @@ impl GarbageSearch {
             for (rank, table) in ranks.clone().zip(tables.range(ranks)) {
                 self.place.behind = Some(table.first_key().to_vec());
                 let bytes = victim_bytes(table);
-                let is_busy = || input.running.iter().any(|running| running.has(table));
-                if bytes > best.map_or(0, |(most, _)| most) && !is_busy() {
+                if bytes > best.map_or(0, |(most, _)| most) && !input.is_busy(table) {
                     best = Some((bytes, rank));
                 }
             }
@@ -207,9 +204,7 @@ impl GarbageSearch {
                 let inputs = run_from(input, level, rank, |table| victim_bytes(table) > 0);
                 let compaction =
                     TreeCompaction::new(input, CompactionReason::Garbage, (level, level), inputs);
-                if moves_values(input, &compaction)
-                    && !input.running.iter().any(|running| running.conflicts_with(&compaction))
-                {
+                if moves_values(input, &compaction) && input.admits(&compaction) {
                     self.place.has_found = true;
                     return Some(compaction);
                 }

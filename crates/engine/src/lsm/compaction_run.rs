@@ -13,9 +13,11 @@ use super::copied_entry::{CopiedEntry, CopiedValue};
 use super::core::LsmCore;
 use super::cursor::EntryCursor;
 use super::entry::{Position, TreeEntry, ValueAddress};
+use super::kept_keys::KeptKeys;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::lost_ranges::{LostRange, LostRanges};
 use super::merge::MergingCursor;
+use super::postponed_reads::CompactedPart;
 use super::retention::RetentionRule;
 use super::table::io::is_media_error;
 use super::table_output::{TableOutput, settled_by};
@@ -103,7 +105,30 @@ struct RunOutput<'a> {
     ahead: VecDeque<KeyOnItsWay>,
     ahead_bytes: u64,
     ahead_reads: usize,
+    /// The keys that stay in level 0, and the section of those that were written last.
+    kept_keys: &'a KeptKeys,
+    section: usize,
     lost: Vec<LostRange>,
+    /// What the device failed to read.
+    failed: Vec<CompactedPart>,
+}
+
+/// Why a run failed. Nothing has changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RunFailure {
+    /// The device failed to read what the run needs, which is postponed.
+    Postponed(EngineError),
+    /// Anything else.
+    Failed(EngineError),
+}
+
+impl RunFailure {
+    /// The error.
+    pub(super) fn error(self) -> EngineError {
+        match self {
+            RunFailure::Postponed(error) | RunFailure::Failed(error) => error,
+        }
+    }
 }
 
 impl LsmCore {
@@ -111,19 +136,82 @@ impl LsmCore {
     /// device is no damage.
     ///
     /// # Errors
-    /// Device failures, no memory, no space: nothing has changed.
+    /// Device failures, no memory, no space: nothing has changed. What the device failed to read is postponed.
     pub(super) async fn run_compaction(
         &self,
         compaction: &TreeCompaction,
         pace: &RunPace<'_>,
+    ) -> Result<(), RunFailure> {
+        let mut failed = Vec::new();
+        let outcome = match self.check_failed_tables(compaction, &mut failed).await {
+            Ok(()) => self.run_attempts(compaction, pace, &mut failed).await,
+            Err(error) => Err(error),
+        };
+        let mut postponed = self.volume.compaction.postponed.lock();
+        match outcome {
+            Ok(()) => {
+                // Of a segment it may not have read the value that failed.
+                let read = compaction.tables().filter(|_| !compaction.is_move);
+                read.for_each(|table| postponed.forget(CompactedPart::Table(table.id())));
+                Ok(())
+            }
+            Err(error) if failed.is_empty() => Err(RunFailure::Failed(error)),
+            Err(error) => {
+                failed.into_iter().for_each(|part| postponed.postpone(part, error));
+                Err(RunFailure::Postponed(error))
+            }
+        }
+    }
+
+    async fn run_attempts(
+        &self,
+        compaction: &TreeCompaction,
+        pace: &RunPace<'_>,
+        failed: &mut Vec<CompactedPart>,
     ) -> Result<(), EngineError> {
         for _ in 1..READ_ATTEMPTS {
-            match self.try_compaction(compaction, pace, false).await {
+            match self.try_compaction(compaction, pace, false, failed).await {
                 Err(EngineError::Corrupt { .. }) => yield_now().await,
                 outcome => return outcome,
             }
         }
-        self.try_compaction(compaction, pace, true).await
+        self.try_compaction(compaction, pace, true, failed).await
+    }
+
+    /// Reads the tables that the device failed to read before: a run that met the same error again would have written for nothing.
+    async fn check_failed_tables(
+        &self,
+        compaction: &TreeCompaction,
+        failed: &mut Vec<CompactedPart>,
+    ) -> Result<(), EngineError> {
+        if compaction.is_move || self.volume.compaction.postponed.lock().is_empty() {
+            return Ok(());
+        }
+        for table in compaction.tables() {
+            let part = CompactedPart::Table(table.id());
+            if !self.volume.compaction.postponed.lock().has_failed(part) {
+                continue;
+            }
+            let config = LevelCursorConfig::COMPACTION;
+            let mut cursor = LevelCursor::of_tables(self.io.clone(), vec![Arc::clone(table)], config);
+            let (mut outcome, mut entries) = (cursor.seek(Position::START).await, 0);
+            loop {
+                match outcome {
+                    Ok(()) if cursor.entry().is_none() => break,
+                    Ok(()) | Err(EngineError::Corrupt { .. }) => {}
+                    Err(error) => {
+                        failed.extend(cursor.failed_table().map(CompactedPart::Table));
+                        return Err(error);
+                    }
+                }
+                entries += 1;
+                if entries % KEYS_PER_YIELD == 0 {
+                    yield_now().await;
+                }
+                outcome = cursor.next().await;
+            }
+        }
+        Ok(())
     }
 
     /// Runs a compaction. Fails if a part is damaged, unless it `may_lose` that, and if the device fails.
@@ -132,6 +220,7 @@ impl LsmCore {
         compaction: &TreeCompaction,
         pace: &RunPace<'_>,
         may_lose: bool,
+        failed: &mut Vec<CompactedPart>,
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
         if compaction.is_move {
@@ -149,9 +238,13 @@ impl LsmCore {
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             ahead_reads: 0,
+            kept_keys: &compaction.kept_keys,
+            section: 0,
             lost: Vec::new(),
+            failed: Vec::new(),
         };
         if let Err(error) = self.write_compacted(compaction, &version, &mut output, pace, may_lose).await {
+            failed.append(&mut output.failed);
             // Reads in flight have buffers of their own.
             output.tables.give_up().await;
             output.values.give_up().await;
@@ -213,7 +306,12 @@ impl LsmCore {
                     outcome = merge.next().await;
                     continue;
                 }
-                other => other?,
+                Err(error) => {
+                    let tables = merge.sources().filter_map(LevelCursor::failed_table);
+                    output.failed.extend(tables.map(CompactedPart::Table));
+                    return Err(error);
+                }
+                Ok(()) => {}
             }
             let next = merge.entry();
             if next.as_ref().is_none_or(|next| next.key != key) && !entries.is_empty() {
@@ -301,14 +399,16 @@ impl LsmCore {
         output.ahead_bytes -= first.read_bytes;
         output.ahead_reads -= first.reads.len();
         for MovedRead { index, units, read } in first.reads {
+            let entry = &mut first.entries[index];
+            let CopiedValue::InSegment(address) = entry.value else { continue };
             let read = match read.await.into_read() {
                 Ok(buffer) => Some(buffer),
                 Err(error) if is_media_error(error) => None,
-                // It may be read later.
-                Err(error) => return Err(self.io.failed(error)),
+                Err(error) => {
+                    output.failed.push(CompactedPart::Segment(address.segment));
+                    return Err(self.io.failed(error));
+                }
             };
-            let entry = &mut first.entries[index];
-            let CopiedValue::InSegment(address) = entry.value else { continue };
             let checked = read.and_then(|buffer| {
                 let value = self.check_record(&buffer, units.start, &first.key, address).ok()?;
                 Some((buffer, value))
@@ -323,6 +423,10 @@ impl LsmCore {
                 .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))
                 .await?;
             entry.value = CopiedValue::InSegment(moved);
+        }
+        let section = output.kept_keys.section(&first.key);
+        if section != std::mem::replace(&mut output.section, section) {
+            output.tables.finish_table().await?;
         }
         let entries: Vec<TreeEntry<'_>> = first.entries.iter().map(|entry| entry.entry(&first.key)).collect();
         output.tables.push_key(&entries).await
@@ -398,7 +502,8 @@ fn may_be_below(compaction: &TreeCompaction, version: &TreeVersion, lost: &[Lost
     }
     let is_in = |range: &LostRange| (&range.first_key[..]..=&range.last_key[..]).contains(&key);
     let ranges: &LostRanges = version.lost();
-    (compaction.output_level + 1..LEVELS).any(|level| version.table_of(level, key).is_some())
+    compaction.kept_keys.has(key)
+        || (compaction.output_level + 1..LEVELS).any(|level| version.table_of(level, key).is_some())
         || ranges.newest_lost(key).is_some()
         || lost.iter().any(is_in)
 }

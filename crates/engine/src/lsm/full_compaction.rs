@@ -12,18 +12,20 @@
 use super::compaction::{
     CompactionInput, CompactionReason, CompactionSettings, TreeCompaction, collectable, is_in_order_of_puts,
 };
-use super::compaction_run::RunPace;
+use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
 use super::maintenance::{COMPACTION_LOCK, CompactionStep, RunningCompaction, is_no_space};
 use super::version_edit::LEVELS;
 use crate::EngineError;
+use octokv_base::map::FxHashSet;
 use octokv_runtime::yield_now;
 
 /// Tables that a full compaction takes down at once: its edit has these and what they overlap.
 const TABLES_DOWN: usize = 16;
 
 impl LsmCore {
-    /// Flushes all memtables, compacts all tables into the lowest level that has some, and collects segments, until nothing can be gained.
+    /// Flushes all memtables, compacts all tables into the lowest level that has some, and collects segments, until nothing can be gained. Tries also what was
+    /// postponed.
     ///
     /// # Errors
     /// Those of flush and compaction.
@@ -31,6 +33,7 @@ impl LsmCore {
         let volume = &self.volume;
         volume.segments.close();
         self.flush_memtables().await?;
+        volume.compaction.postponed.lock().clear();
         let version = volume.versions.current();
         let lowest = (2..LEVELS).rev().find(|level| version.level_tables(*level) > 0).unwrap_or(1);
         drop(version);
@@ -44,10 +47,13 @@ impl LsmCore {
             }
         }
         self.order_values(lowest).await?;
-        while self.compact_at_once(true).await? != CompactionStep::Nothing {
-            yield_now().await;
+        loop {
+            match self.compact_at_once(true).await? {
+                CompactionStep::Nothing => return Ok(()),
+                CompactionStep::Postponed(error) => return Err(error),
+                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+            }
         }
-        Ok(())
     }
 
     /// Compacts the first tables of a level, or all of level 0, into the next. False if the level is empty.
@@ -128,11 +134,12 @@ impl LsmCore {
                 forget_below: volume.forget_below(),
                 settings,
                 unmovable: &unmovable,
+                postponed: &FxHashSet::default(),
             })
         });
         let Some(compaction) = compaction else { return Ok(false) };
         let running = RunningCompaction::begin(volume, compaction);
-        self.run_compaction(running.compaction(), &pace).await?;
+        self.run_compaction(running.compaction(), &pace).await.map_err(RunFailure::error)?;
         Ok(true)
     }
 }

@@ -4,6 +4,7 @@
 //! without their caller ([`common::abandoned`](crate::common::abandoned)).
 
 use super::core::LsmCore;
+use super::maintenance::CompactionStep;
 use super::retention::ForgottenTombstones;
 use super::tree_iterator::TreeIterator;
 use super::volume::LsmVolume;
@@ -117,9 +118,11 @@ impl LsmEngine {
         let core = Rc::clone(&self.core);
         let step = async move {
             let pace = super::compaction_run::RunPace { handle: None };
-            core.compact_step(&pace, wants_space)
-                .await
-                .map(|step| step == super::maintenance::CompactionStep::Compacted)
+            match core.compact_step(&pace, wants_space).await? {
+                CompactionStep::Compacted => Ok(true),
+                CompactionStep::LookAgain | CompactionStep::Nothing => Ok(false),
+                CompactionStep::Postponed(error) => Err(error),
+            }
         };
         self.core.abandoned.detachable(step).await
     }

@@ -5,9 +5,10 @@
 
 use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
 use super::compaction_choice::{CompactionChoice, choose_compaction, pending_bytes};
-use super::compaction_run::RunPace;
+use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
 use super::pacing::{Pace, PacingInput, pace};
+use super::postponed_reads::{PAUSE_MIN, next_pause};
 use super::table_meta::SegmentMeta;
 use super::value_segments::RecordSpace;
 use super::version_edit::VersionEdit;
@@ -19,6 +20,7 @@ use octokv_device::DeviceError;
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -34,7 +36,9 @@ const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
 const EXPIRY_LOOKS: u64 = 8;
 /// The pause after failed maintenance.
-const RETRY_DELAY: Nanos = Nanos::from_secs(1);
+const RETRY_DELAY: Nanos = PAUSE_MIN;
+/// How often a caller that needs a compaction passes over what the device fails to read.
+const PASSED_MAX: u32 = 8;
 /// Of segments that have to be collected since space is scarce, so many of a thousand bytes may live.
 const SCARCE_LIVE_PERMILLE: u16 = 900;
 /// Then so many of a thousand dead bytes in all segments are worth compactions.
@@ -79,6 +83,31 @@ pub(super) enum CompactionStep {
     LookAgain,
     /// There is nothing to compact.
     Nothing,
+    /// The device failed to read what was to be compacted. The next choice leaves that out.
+    Postponed(EngineError),
+}
+
+/// Errors of a task that repeats its work: one that stays is reported once.
+struct ErrorReports<F> {
+    report: F,
+    last: Option<EngineError>,
+}
+
+impl<F: Fn(EngineError)> ErrorReports<F> {
+    fn new(report: F) -> ErrorReports<F> {
+        ErrorReports { report, last: None }
+    }
+
+    fn failed(&mut self, error: EngineError) {
+        if self.last.replace(error) != Some(error) {
+            (self.report)(error);
+        }
+    }
+
+    /// The work succeeds again: the next error is a new one.
+    fn succeeded(&mut self) {
+        self.last = None;
+    }
 }
 
 impl LsmVolume {
@@ -121,7 +150,12 @@ impl LsmVolume {
             settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
             settings.garbage_permille = SCARCE_GARBAGE_PERMILLE;
         }
-        let unmovable = self.compaction.unmovable.lock();
+        let mut unmovable = self.compaction.unmovable.lock().clone();
+        let postponed = {
+            let postponed = self.compaction.postponed.lock();
+            unmovable.extend(postponed.segments());
+            postponed.tables()
+        };
         settings.wants_space = wants_space;
         // The rest is for the memtables, and for runs of which a part is given back.
         let free_bytes = self.space.free_units() * self.unit_bytes() as u64;
@@ -136,6 +170,7 @@ impl LsmVolume {
                 forget_below: self.forget_below(),
                 settings: &settings,
                 unmovable: &unmovable,
+                postponed: &postponed,
             };
             choose_compaction(&input, &mut self.compaction.choice.lock())
         });
@@ -176,8 +211,13 @@ impl LsmCore {
                 // It held the tables that it has replaced.
                 drop(running);
                 volume.release_reclaimed();
-                volume.compaction.note_outcome(outcome.as_ref().err().is_some_and(is_no_space));
-                outcome.map(|()| CompactionStep::Compacted)
+                let error = outcome.as_ref().err().map(|failure| failure.error());
+                volume.compaction.note_outcome(error.as_ref().is_some_and(is_no_space));
+                match outcome {
+                    Ok(()) => Ok(CompactionStep::Compacted),
+                    Err(RunFailure::Postponed(error)) => Ok(CompactionStep::Postponed(error)),
+                    Err(RunFailure::Failed(error)) => Err(error),
+                }
             }
         }
     }
@@ -237,8 +277,12 @@ impl LsmCore {
             volume.release_reclaimed();
             volume.space.free_units() < volume.reserve_units() / 4 * 3
         };
-        while is_short() && self.compact_at_once(true).await? != CompactionStep::Nothing {
-            yield_now().await;
+        while is_short() {
+            match self.compact_at_once(true).await? {
+                // The flush needs none of what the device cannot read now.
+                CompactionStep::Nothing | CompactionStep::Postponed(_) => break,
+                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+            }
         }
         while volume.versions.current().level0().len() >= volume.settings.pacing.level0_hard
             && self.compact_at_once(false).await? == CompactionStep::Compacted
@@ -248,8 +292,10 @@ impl LsmCore {
         Ok(())
     }
 
-    /// Compacts at once, for space or since level 0 has as many tables as it may have, if there is something to compact and space to do it.
+    /// Compacts at once, for space or since level 0 has as many tables as it may have, if there is something to compact and space to do it. What the device fails
+    /// to read is passed over, a few times.
     pub(super) async fn compact_at_once(&self, wants_space: bool) -> Result<CompactionStep, EngineError> {
+        let mut passed = 0;
         loop {
             match self.compact_step(&RunPace { handle: None }, wants_space).await {
                 // Nothing has changed, and the next choice is a smaller one.
@@ -257,6 +303,10 @@ impl LsmCore {
                     true => return Ok(CompactionStep::Nothing),
                     false => yield_now().await,
                 },
+                Ok(CompactionStep::Postponed(_)) if passed < PASSED_MAX => {
+                    passed += 1;
+                    yield_now().await;
+                }
                 other => return other,
             }
         }
@@ -264,6 +314,9 @@ impl LsmCore {
 
     /// Compacts until there is space for `units`, and for some more puts, or nothing more can be freed; then flushes what memtables have replaced, and compacts that.
     /// Whether there is space for the units.
+    ///
+    /// # Errors
+    /// Device failures: also one of a read, if there is no space and what could not be read may have some.
     async fn make_space(&self, units: u64) -> Result<bool, EngineError> {
         let volume = &self.volume;
         let more_units = volume.reserve_units() / SPARE_DIVISOR;
@@ -271,6 +324,7 @@ impl LsmCore {
         while !volume.has_spare_units(units + more_units) || !volume.has_spare_run(units) {
             match self.compact_at_once(true).await? {
                 CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
+                CompactionStep::Postponed(_) => break,
                 CompactionStep::Nothing if std::mem::replace(&mut is_flushed, true) => break,
                 CompactionStep::Nothing => match self.flush_memtables().await {
                     Err(error) if is_no_space(&error) => break,
@@ -282,7 +336,11 @@ impl LsmCore {
                 },
             }
         }
-        Ok(volume.has_spare_run(units))
+        match (volume.has_spare_run(units), volume.compaction.postponed.lock().error()) {
+            // Not known to be full.
+            (false, Some(error)) => Err(error),
+            (has_run, _) => Ok(has_run),
+        }
     }
 
     /// Space for the record of a value; `None` if the volume is full.
@@ -328,8 +386,8 @@ impl LsmCore {
         }
     }
 
-    /// Maintains the volume until it is read-only: after changes it flushes memtables, writes checkpoints and durability markers. `report` receives each error. Counts
-    /// its rounds in `rounds`.
+    /// Maintains the volume until it is read-only: after changes it flushes memtables, writes checkpoints and durability markers. `report` receives each error, one that
+    /// stays once. Counts its rounds in `rounds`.
     pub(super) async fn run_maintenance(
         &self,
         handle: &ReactorHandle,
@@ -337,19 +395,26 @@ impl LsmCore {
         report: impl Fn(EngineError),
     ) {
         let commits = &self.volume.commits;
-        let mut pause = ROUND;
+        let (mut pause, mut reports) = (ROUND, ErrorReports::new(report));
         while !commits.has_failed() {
             commits.wait_unmarked_changes().await;
             handle.sleep(pause).await;
             rounds.set(rounds.get() + 1);
-            pause = ROUND;
             if commits.has_failed() {
                 break;
             }
-            if let Err(error) = self.maintenance_round().await {
-                report(error);
-                pause = RETRY_DELAY;
-            }
+            // Compactions that writes wait for go by this time, too.
+            self.volume.compaction.postponed.lock().advance(handle.now());
+            pause = match self.maintenance_round().await {
+                Ok(()) => {
+                    reports.succeeded();
+                    ROUND
+                }
+                Err(error) => {
+                    reports.failed(error);
+                    RETRY_DELAY
+                }
+            };
         }
     }
 
@@ -373,7 +438,8 @@ impl LsmCore {
     }
 
     /// Compacts, with pauses, until the volume is closed or read-only; not at all if the bound of compaction is 0. While there is nothing to compact it waits for `rounds`, the count of maintenance rounds.
-    /// `report` receives each error. REQUIRES: the task that polls this polls the maintenance as well.
+    /// After an error it pauses, for longer each time until a compaction succeeds; if the device failed to read something, only that waits ([`super::postponed_reads`]).
+    /// `report` receives each error, one that stays once. REQUIRES: the task that polls this polls the maintenance as well.
     pub(super) async fn run_compactions(
         &self,
         handle: &ReactorHandle,
@@ -381,18 +447,36 @@ impl LsmCore {
         report: impl Fn(EngineError),
     ) {
         let is_off = self.volume.settings.pacing.compaction_max == 0;
+        let (mut pause, mut reports) = (RETRY_DELAY, ErrorReports::new(report));
+        let postponed = &self.volume.compaction.postponed;
+        let is_over = || self.is_over();
         while !is_off && !self.is_over() {
             let before = rounds.get();
+            postponed.lock().advance(handle.now());
             match self.compact_step(&RunPace { handle: Some(handle) }, self.volume.is_space_short()).await {
-                Ok(CompactionStep::Compacted) => {}
-                Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
-                Ok(CompactionStep::Nothing) => wait_until(|| rounds.get() != before || self.is_over()).await,
-                Err(error) => {
-                    // Buffers are for requests first.
-                    if error != EngineError::NoMemory && !is_no_space(&error) {
-                        report(error);
+                Ok(CompactionStep::Compacted) => {
+                    pause = RETRY_DELAY;
+                    if postponed.lock().is_empty() {
+                        reports.succeeded();
                     }
+                }
+                Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
+                Ok(CompactionStep::Nothing) => {
+                    let until = postponed.lock().next_due().unwrap_or(Nanos::NEVER);
+                    wait_at_most(handle, until, || rounds.get() != before || self.is_over()).await;
+                }
+                Ok(CompactionStep::Postponed(error)) => {
+                    reports.failed(error);
+                    wait_at_most(handle, handle.now() + RETRY_DELAY, is_over).await;
+                }
+                // Buffers are for requests first.
+                Err(error) if error == EngineError::NoMemory || is_no_space(&error) => {
                     handle.sleep(RETRY_DELAY).await;
+                }
+                Err(error) => {
+                    reports.failed(error);
+                    wait_at_most(handle, handle.now() + pause, is_over).await;
+                    pause = next_pause(pause);
                 }
             }
         }
@@ -427,7 +511,13 @@ pub(super) fn is_no_space(error: &EngineError) -> bool {
     matches!(error, EngineError::Device { error: DeviceError::NoSpace, .. })
 }
 
-/// Waits until `is_true`, which is asked when the task is polled.
-async fn wait_until(is_true: impl Fn() -> bool) {
-    poll_fn(|_| if is_true() { Poll::Ready(()) } else { Poll::Pending }).await;
+/// Waits until `is_true`, which is asked when the task is polled, or until a time, unless that is [`Nanos::NEVER`].
+async fn wait_at_most(handle: &ReactorHandle, until: Nanos, is_true: impl Fn() -> bool) {
+    let mut sleep = pin!(handle.sleep_until(until));
+    poll_fn(|context| match is_true() {
+        true => Poll::Ready(()),
+        false if until == Nanos::NEVER => Poll::Pending,
+        false => sleep.as_mut().poll(context),
+    })
+    .await;
 }

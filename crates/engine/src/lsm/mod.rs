@@ -25,7 +25,8 @@
 //! - [`tree_version`]: the tables and segments of one moment. [`version_set`]: the current ones. [`version_edit`]: what changes, and its bytes;
 //!   [`edit_parts`]: these in the journal. [`version_image`]: a whole version in bytes.
 //! - [`compaction`]: one compaction, and what excludes another. [`compaction_choice`]: what is compacted next; [`compaction_cleanup`]: for tombstones and dead values.
-//!   [`pacing`]: how fast, and how much writers are delayed.
+//!   [`pacing`]: how fast, and how much writers are delayed. [`postponed_reads`]: what the device failed to read, and when it is tried again; [`kept_keys`]: the keys that
+//!   a compaction around such tables leaves in level 0.
 //! - [`level_cursor`]: the tables of a level as one cursor. [`merge`]: several cursors as one; [`snapshot_view`]: what a snapshot shows of it.
 //! - `iterator_list`: the iterators of a volume, `tree_iterator`: a caller's; `iterator_views`: a core's cursors over them, `iterator_steps`: how these move; `value_reads`: of the values ahead. [`prefetch_degree`]: how many values one reads ahead, [`length_estimate`]: how many it probably reads.
 //! - [`snapshots`]: the live ones; [`retention`]: which entries flush and compaction keep for them.
@@ -51,6 +52,7 @@ mod iterator_views;
 mod iterators;
 pub mod journal;
 pub mod journal_room;
+pub mod kept_keys;
 pub mod length_estimate;
 pub mod level_cursor;
 pub mod lost_ranges;
@@ -60,6 +62,7 @@ pub mod memtable_slot;
 pub mod memtables;
 pub mod merge;
 pub mod pacing;
+pub mod postponed_reads;
 pub mod prefetch_degree;
 mod reads;
 pub mod reclaim;
@@ -102,6 +105,8 @@ mod memtable_slot_tests;
 mod memtable_tests;
 #[cfg(test)]
 mod merge_tests;
+#[cfg(test)]
+mod postponed_model_tests;
 #[cfg(test)]
 mod prefetch_degree_tests;
 #[cfg(test)]

@@ -116,7 +116,11 @@ impl<'a> TableOutput<'a> {
         Ok(OpenTable { writer, run, least_units })
     }
 
-    async fn finish_table(&mut self) -> Result<(), EngineError> {
+    /// Ends the table that is being written, if there is one: the next key begins another.
+    ///
+    /// # Errors
+    /// As for [`TableOutput::push_key`].
+    pub(super) async fn finish_table(&mut self) -> Result<(), EngineError> {
         let Some(OpenTable { writer, run, least_units }) = self.open.take() else { return Ok(()) };
         match writer.finish().await {
             Ok(info) => {

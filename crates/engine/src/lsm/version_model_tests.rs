@@ -39,25 +39,27 @@ struct TestEntry {
 /// What a reader finds of each key: the sequence number of its last write, unless that deleted it.
 type TestView = BTreeMap<u16, u64>;
 
-struct TestTree {
-    random: Prng,
+pub(super) struct TestTree {
+    pub(super) random: Prng,
     settings: CompactionSettings,
-    set: VersionSet,
+    pub(super) set: VersionSet,
     state: ChoiceState,
-    running: Vec<Arc<TreeCompaction>>,
+    pub(super) running: Vec<Arc<TreeCompaction>>,
     /// The entries of every table that there ever was, by key, newest first.
     entries: FxHashMap<u64, Vec<TestEntry>>,
     model: TestView,
     sequence: u64,
     /// A snapshot: its version, its sequence number, and what it sees.
-    snapshot: Option<(Arc<TreeVersion>, u64, TestView)>,
+    pub(super) snapshot: Option<(Arc<TreeVersion>, u64, TestView)>,
     /// Whether tombstones stay, for a reason that the choice does not know.
     keeps_tombstones: bool,
+    /// Tables that cannot be read.
+    pub(super) postponed: FxHashSet<u64>,
     last_table: u64,
     last_segment: u32,
     next_unit: u64,
-    flushed_bytes: u64,
-    written_bytes: u64,
+    pub(super) flushed_bytes: u64,
+    pub(super) written_bytes: u64,
     compactions: FxHashMap<u8, u64>,
 }
 
@@ -67,7 +69,7 @@ fn key_bytes(key: u16) -> Vec<u8> {
 
 /// What is written in a test.
 #[derive(Clone, Copy, Debug)]
-enum Load {
+pub(super) enum Load {
     /// Any of so many keys, of a hundred writes so many deletes.
     Uniform { keys: u64, deletes: u64 },
     /// Each key once, in order.
@@ -77,7 +79,7 @@ enum Load {
 }
 
 impl TestTree {
-    fn new(seed: u64, settings: CompactionSettings) -> TestTree {
+    pub(super) fn new(seed: u64, settings: CompactionSettings) -> TestTree {
         TestTree {
             random: Prng::new(seed),
             settings,
@@ -89,6 +91,7 @@ impl TestTree {
             sequence: 0,
             snapshot: None,
             keeps_tombstones: false,
+            postponed: FxHashSet::default(),
             last_table: 0,
             last_segment: 0,
             next_unit: 0,
@@ -96,6 +99,10 @@ impl TestTree {
             written_bytes: 0,
             compactions: FxHashMap::default(),
         }
+    }
+
+    pub(super) fn take_snapshot(&mut self) {
+        self.snapshot = Some((self.set.current(), self.sequence, self.model.clone()));
     }
 
     fn oldest_snapshot(&self) -> u64 {
@@ -166,7 +173,7 @@ impl TestTree {
         TableMeta::new(&fields, self.set.reclaim())
     }
 
-    fn flush(&mut self, load: Load) {
+    pub(super) fn flush(&mut self, load: Load) {
         let mut memtable = BTreeMap::new();
         for _ in 0..FLUSH_ENTRIES {
             self.sequence += 1;
@@ -202,7 +209,7 @@ impl TestTree {
     }
 
     /// Begins the next compaction, if there is one.
-    fn begin(&mut self) -> bool {
+    pub(super) fn begin(&mut self) -> bool {
         let mut looks = 0;
         loop {
             let oldest_snapshot = self.oldest_snapshot();
@@ -218,6 +225,7 @@ impl TestTree {
                     forget_below,
                     settings,
                     unmovable,
+                    postponed: &self.postponed,
                 };
                 choose_compaction(&input, state)
             });
@@ -241,10 +249,14 @@ impl TestTree {
         let (inputs, bound) = (compaction.inputs.len(), self.settings.input_bytes_max);
         assert!(inputs > 0 && compaction.output_level < LEVELS);
         let is_least = inputs == 1;
-        assert!(is_least || compaction.input_bytes() <= bound, "{} bytes", compaction.input_bytes());
+        let is_around = !compaction.kept_keys.is_empty();
+        assert!(is_least || is_around || compaction.input_bytes() <= bound, "{compaction:?}");
+        let can_read = |table: &Arc<TableMeta>| !self.postponed.contains(&table.id());
+        assert!(compaction.is_move || compaction.tables().all(can_read), "{compaction:?}");
         if compaction.input_level == 0 {
-            let oldest = &version.level0()[version.level0().len() - inputs..];
-            assert!(oldest.iter().zip(&compaction.inputs).all(|(one, other)| one.id() == other.id()));
+            let start = if is_around { 0 } else { version.level0().len() - inputs };
+            let tables = &version.level0()[start..start + inputs];
+            assert!(tables.iter().zip(&compaction.inputs).all(|(one, other)| one.id() == other.id()));
         }
         if compaction.is_move {
             assert!(compaction.overlapped.is_empty() && compaction.moved_segments.is_empty());
@@ -252,7 +264,7 @@ impl TestTree {
     }
 
     /// Ends any of the compactions that run.
-    fn end_one(&mut self) {
+    pub(super) fn end_one(&mut self) {
         let index = self.random.below(self.running.len() as u64) as usize;
         let compaction = self.running.swap_remove(index);
         let mut edit = match compaction.is_move {
@@ -275,6 +287,9 @@ impl TestTree {
                 while !rest.is_empty() {
                     // All entries of a key are in one table.
                     let mut end = rest.len().min((TABLE_BYTES / ENTRY_BYTES) as usize);
+                    let section = |entry: &TestEntry| compaction.kept_keys.section(&key_bytes(entry.key));
+                    let is_other = |entry: &TestEntry| section(entry) != section(&rest[0]);
+                    end = rest[..end].iter().position(is_other).unwrap_or(end);
                     while end < rest.len() && rest[end].key == rest[end - 1].key {
                         end += 1;
                     }
@@ -345,7 +360,7 @@ impl TestTree {
         }
     }
 
-    fn check(&self) {
+    pub(super) fn check(&self) {
         let version = self.set.current();
         for level in 1..LEVELS {
             let tables: Vec<_> = version.level(level).iter().collect();
@@ -364,7 +379,7 @@ impl TestTree {
     }
 
     /// Ends and begins compactions until there are none.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         let mut steps = 0;
         loop {
             let has_begun = self.begin();
@@ -383,7 +398,7 @@ impl TestTree {
     }
 
     /// Whether all levels are within their targets, and nothing is left to be collected.
-    fn check_settled(&self) {
+    pub(super) fn check_settled(&self) {
         let version = self.set.current();
         assert!(version.level0().len() < self.settings.level0_trigger);
         for level in 1..LEVELS {
@@ -431,7 +446,7 @@ impl TestTree {
     }
 }
 
-fn settings(random: &mut Prng) -> CompactionSettings {
+pub(super) fn settings(random: &mut Prng) -> CompactionSettings {
     CompactionSettings {
         level0_trigger: 2 + random.below(4) as usize,
         level1_bytes: TABLE_BYTES * (3 + random.below(5)),
@@ -461,9 +476,7 @@ fn run(seed: u64, load: Load, flushes: u64) -> TestTree {
             }
         }
         match tree.snapshot {
-            None if random.one_in(8) => {
-                tree.snapshot = Some((tree.set.current(), tree.sequence, tree.model.clone()));
-            }
+            None if random.one_in(8) => tree.take_snapshot(),
             Some(_) if random.one_in(8) => tree.snapshot = None,
             _ => {}
         }
@@ -551,7 +564,7 @@ fn tombstones_that_stay_are_not_written_again_and_again() {
 fn what_a_snapshot_needs_is_kept_and_goes_after_it() {
     let mut tree = TestTree::new(3, settings(&mut Prng::new(3)));
     (0..30).for_each(|_| tree.flush(Load::DeleteAll));
-    tree.snapshot = Some((tree.set.current(), tree.sequence, tree.model.clone()));
+    tree.take_snapshot();
     assert_eq!(tree.model.len(), 6000);
     (0..30).for_each(|_| tree.flush(Load::DeleteAll));
     tree.settle();

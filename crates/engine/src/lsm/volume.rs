@@ -6,6 +6,7 @@ use super::iterator_list::IteratorList;
 use super::journal::{ChangeContents, JournalChange};
 use super::journal_room::JournalRoom;
 use super::memtables::Memtables;
+use super::postponed_reads::PostponedReads;
 use super::prefetch_degree::PrefetchBudget;
 use super::retention::ForgottenTombstones;
 use super::settings::{TreeSettings, run_bytes_least};
@@ -53,8 +54,10 @@ pub(super) struct CompactionState {
     /// How many compactions in turn found no free run that was long enough, up to [`SPACE_FAILURES_MAX`].
     space_failures: AtomicU32,
     pub choice: Mutex<ChoiceState>,
-    /// Segments of which a compaction could not read a value.
+    /// Segments of which a compaction found a value damaged.
     pub unmovable: Mutex<FxHashSet<u32>>,
+    /// What the device failed to read.
+    pub postponed: Mutex<PostponedReads>,
     pub running: Mutex<Vec<Arc<TreeCompaction>>>,
     pub is_over: AtomicBool,
     /// Callers that wait for a compaction without pauses.

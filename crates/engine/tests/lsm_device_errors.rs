@@ -1,0 +1,313 @@
+//! Reads that the device fails while a volume of the ordered engine is maintained, in simulated time: nothing is lost, what needs no such read goes on, and once the
+//! device reads again, all of the volume is compacted.
+
+use crate::common::lsm_fixture::{LsmFixture, make_small};
+use crate::common::pool;
+use crate::common::stable_memory::StableMemory;
+use octokv_base::{Lba, Nanos, Prng};
+use octokv_device::Device;
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
+use octokv_engine::lsm::{LsmEngine, open_with};
+use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+
+const UNIT_BYTES: u64 = 512;
+const KEYS: u64 = 400;
+const EIO: InjectedFault = InjectedFault::Error(5);
+const ENODATA: InjectedFault = InjectedFault::Error(61);
+
+/// A volume with its maintenance.
+struct Maintained {
+    engine: Rc<LsmEngine>,
+    plan: FaultPlan,
+    handle: ReactorHandle,
+    tasks: TaskSet,
+    now: Nanos,
+    random: Prng,
+    reports: Rc<RefCell<Vec<EngineError>>>,
+    operations: u64,
+    /// The last operation on each key.
+    model: Vec<u64>,
+}
+
+impl Maintained {
+    fn new(compact_bytes_per_second: u64) -> Maintained {
+        let (fixture, plan) = (LsmFixture::default(), FaultPlan::default());
+        let memory: Rc<dyn Device> = StableMemory::new(24 << 20, UNIT_BYTES as u32);
+        block_on(fixture.format(Rc::clone(&memory)), || ());
+        let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
+        let mut config = fixture.open_config();
+        config.compact_bytes_per_second = compact_bytes_per_second;
+        let pool = pool();
+        let opened = open_with(&device, &pool, config, &fixture.format, make_small);
+        let volume = block_on(opened, || ()).expect("opens");
+        let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, device, pool.clone()));
+        let sim = SimEnv::new(SimEnvConfig::new(1));
+        let devices = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
+        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
+        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
+        handle.begin_iteration(now);
+        let reports: Rc<RefCell<Vec<EngineError>>> = Rc::default();
+        let (maintained, own, reported) = (Rc::clone(&engine), handle.clone(), Rc::clone(&reports));
+        tasks.add(async move { maintained.maintain(&own, |error| reported.borrow_mut().push(error)).await });
+        let (random, model) = (Prng::new(3), vec![0; KEYS as usize]);
+        let mut volume =
+            Maintained { engine, plan, handle, tasks, now, random, reports, operations: 0, model };
+        volume.write_all();
+        volume.advance(Nanos::from_secs(5));
+        volume
+    }
+
+    fn advance(&mut self, time: Nanos) {
+        let end = self.now + time;
+        while self.now < end {
+            self.handle.begin_iteration(self.now);
+            while self.tasks.step(&mut self.random) {}
+            self.now = self.now + Nanos::from_millis(5);
+        }
+    }
+
+    fn try_write(&mut self, index: u64) -> Result<PutOutcome, EngineError> {
+        self.operations += 1;
+        let (key, bytes) = (key_of(index), if index.is_multiple_of(4) { 1_200 } else { 100 });
+        let value = value_of(&key, self.operations, bytes);
+        let record = record_of(self.engine.record_layout(), &key, &value);
+        block_on(self.engine.put(&key, PutMode::Upsert, record, bytes), || ())
+    }
+
+    fn write(&mut self, index: u64) {
+        assert_eq!(self.try_write(index), Ok(PutOutcome::Stored), "key {index}");
+        self.model[index as usize] = self.operations;
+    }
+
+    fn write_all(&mut self) {
+        (0..KEYS).for_each(|index| self.write(index));
+    }
+
+    /// Writes random keys for a time.
+    fn write_for(&mut self, time: Nanos) {
+        let end = self.now + time;
+        while self.now < end {
+            for _ in 0..20 {
+                let index = self.random.below(KEYS);
+                self.write(index);
+            }
+            self.advance(Nanos::from_millis(50));
+        }
+    }
+
+    /// Reads all keys. Gives the errors.
+    fn read_all(&self) -> Vec<(u64, EngineError)> {
+        let mut errors = Vec::new();
+        for (index, &operation) in (0..).zip(&self.model) {
+            let key = key_of(index);
+            match block_on(self.engine.get(&key), || ()) {
+                Ok(found) => {
+                    let value = found.unwrap_or_else(|| panic!("key {index} is not found"));
+                    assert_eq!(operation_of(&key, value.as_bytes()), operation, "key {index}");
+                }
+                Err(error) => errors.push((index, error)),
+            }
+        }
+        errors
+    }
+
+    fn fail(&self, blocks: Range<u64>, fault: InjectedFault) {
+        self.plan.add(FaultRule::within(OpFilter::Read, Lba(blocks.start), Lba(blocks.end), fault));
+    }
+
+    /// The data blocks of a table that lies in the middle of its level, with its number.
+    fn table_of(&self, level: usize) -> (u64, Range<u64>) {
+        let version = self.engine.volume().version();
+        let table = version.level(level).nth(version.level_tables(level) / 2).expect("it has tables").clone();
+        (table.id(), table.extent().location..table.extent().location + table.extent().units)
+    }
+
+    fn has_table(&self, id: u64) -> bool {
+        self.engine.volume().version().tables().any(|(_, table)| table.id() == id)
+    }
+
+    fn compactions(&self) -> u64 {
+        self.engine.statistics().tree.expect("it has one").compactions
+    }
+
+    fn level0_tables(&self) -> usize {
+        self.engine.volume().version().level0().len()
+    }
+
+    /// All is read and compacted, nothing was lost, and no space is used but that of the version.
+    fn check_healed(&mut self) {
+        assert_eq!(self.read_all(), []);
+        self.write_for(Nanos::from_secs(3));
+        self.advance(Nanos::from_secs(65));
+        assert_eq!(self.read_all(), []);
+        assert_eq!(self.engine.volume().version().lost().as_slice(), []);
+        assert!(self.level0_tables() < 4, "{} tables in level 0", self.level0_tables());
+        block_on(self.engine.compact_all(), || ()).expect("compacts");
+        assert_eq!(self.read_all(), []);
+        let version = self.engine.volume().version();
+        let units: u64 = version.extents().map(|extent| extent.units).sum();
+        assert_eq!(self.engine.statistics().used_bytes, units * UNIT_BYTES);
+    }
+
+    /// The reports since the last call.
+    fn take_reports(&self) -> Vec<EngineError> {
+        std::mem::take(&mut self.reports.borrow_mut())
+    }
+}
+
+#[test]
+fn a_device_that_fails_all_reads_for_a_time_costs_nothing_and_is_reported_once() {
+    let mut volume = Maintained::new(u64::MAX);
+    for seconds in [1, 5, 15] {
+        volume.plan.add(FaultRule::always(OpFilter::Read, EIO));
+        volume.write_for(Nanos::from_secs(seconds));
+        let errors = volume.read_all();
+        assert!(!errors.is_empty(), "tables are read");
+        assert!(errors.iter().all(|(_, error)| matches!(error, EngineError::Device { .. })), "{errors:?}");
+        let reports = volume.take_reports();
+        assert!(matches!(reports[..], [EngineError::Device { .. }]), "{seconds} s: {reports:?}");
+        volume.plan.clear();
+        volume.check_healed();
+        assert_eq!(volume.take_reports(), []);
+        // What failed is forgotten.
+        volume.advance(Nanos::from_secs(700));
+        volume.write_for(Nanos::from_secs(3));
+    }
+}
+
+#[test]
+fn a_table_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
+    for level in [1, 2] {
+        let mut volume = Maintained::new(u64::MAX);
+        volume.write_for(Nanos::from_secs(3));
+        volume.advance(Nanos::from_secs(3));
+        let (id, blocks) = volume.table_of(level);
+        volume.fail(blocks, EIO);
+        let before = volume.compactions();
+        for _ in 0..20 {
+            volume.write_for(Nanos::from_secs(4));
+            volume.advance(Nanos::from_secs(1));
+            let level0 = volume.engine.volume().version();
+            let depth = |key: &[u8]| level0.level0().iter().filter(|it| it.overlaps(key, key)).count();
+            let deepest = (0..KEYS).map(|index| depth(key_of(index).as_bytes())).max().unwrap();
+            assert!(deepest < 24, "level {level}: {deepest} tables of level 0 share keys");
+        }
+        assert!(volume.has_table(id), "level {level}: it cannot be read, and stays");
+        let compactions = volume.compactions() - before;
+        assert!(compactions > 100, "level {level}: {compactions} compactions beside it");
+        let errors = volume.read_all();
+        let is_device = |(_, error): &(u64, EngineError)| matches!(error, EngineError::Device { .. });
+        assert!(errors.len() < KEYS as usize / 2 && errors.iter().all(is_device), "{errors:?}");
+        assert_eq!(volume.take_reports().len(), 1, "level {level}");
+        volume.plan.clear();
+        volume.check_healed();
+        assert!(!volume.has_table(id), "level {level}: it is compacted");
+    }
+}
+
+#[test]
+fn a_table_of_level_0_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
+    // Compactions only by callers: the tables stay in level 0.
+    let mut volume = Maintained::new(0);
+    volume.write_all();
+    block_on(volume.engine.flush_memtables(), || ()).expect("no fault");
+    let newest = volume.engine.volume().version().level0()[0].clone();
+    let extent = newest.extent();
+    drop(newest);
+    volume.fail(extent.location..extent.location + extent.units, EIO);
+    for _ in 0..10 {
+        volume.write_all();
+        while matches!(block_on(volume.engine.compact_once(false), || ()), Ok(true) | Err(_)) {}
+    }
+    assert!(volume.level0_tables() < 40, "{} tables", volume.level0_tables());
+    let version = volume.engine.volume().version();
+    assert!(version.level_tables(1) > 0, "older tables are compacted");
+    drop(version);
+    volume.plan.clear();
+    block_on(volume.engine.compact_all(), || ()).expect("compacts");
+    assert_eq!((volume.read_all(), volume.level0_tables()), (Vec::new(), 0));
+}
+
+#[test]
+fn a_volume_without_space_answers_the_error_of_the_device_that_it_cannot_compact() {
+    let mut volume = Maintained::new(u64::MAX);
+    volume.plan.add(FaultRule::always(OpFilter::Read, EIO));
+    let refused = (0..1_000_000).find_map(|number| {
+        let index = number % KEYS;
+        if number % 50 == 0 {
+            volume.advance(Nanos::from_millis(50));
+        }
+        match volume.try_write(index) {
+            Ok(PutOutcome::Stored) => {
+                volume.model[index as usize] = volume.operations;
+                None
+            }
+            refused => Some(refused),
+        }
+    });
+    assert!(matches!(refused, Some(Err(EngineError::Device { .. }))), "{refused:?}");
+    volume.plan.clear();
+    volume.advance(Nanos::from_secs(65));
+    volume.check_healed();
+}
+
+#[test]
+fn values_that_cannot_be_read_for_a_time_are_moved_later() {
+    let mut volume = Maintained::new(u64::MAX);
+    volume.write_for(Nanos::from_secs(1));
+    let version = volume.engine.volume().version();
+    let segments: Vec<u32> = version.segments().iter().map(|segment| segment.meta.id()).collect();
+    for segment in version.segments().iter() {
+        let extent = segment.meta.extent();
+        volume.fail(extent.location..extent.location + extent.units, EIO);
+    }
+    drop(version);
+    // Every value but those of a few keys is replaced.
+    for _ in 0..20 {
+        (0..KEYS).filter(|index| index % 40 != 0).for_each(|index| volume.write(index));
+        volume.advance(Nanos::from_secs(1));
+    }
+    let left = |volume: &Maintained| {
+        let version = volume.engine.volume().version();
+        segments.iter().filter(|id| version.segment(**id).is_some()).count()
+    };
+    assert!(left(&volume) > 0, "values in them are needed, and cannot be moved");
+    volume.plan.clear();
+    (0..KEYS).filter(|index| index % 40 != 0).for_each(|index| volume.write(index));
+    volume.advance(Nanos::from_secs(70));
+    volume.check_healed();
+    assert_eq!(left(&volume), 0, "they are collected without a reopening");
+}
+
+#[test]
+fn a_block_that_the_medium_has_lost_costs_its_keys_and_holds_up_nothing() {
+    let mut volume = Maintained::new(u64::MAX);
+    volume.write_for(Nanos::from_secs(3));
+    volume.advance(Nanos::from_secs(3));
+    let (id, blocks) = volume.table_of(2);
+    volume.fail(blocks.start + 2..blocks.start + 3, ENODATA);
+    block_on(volume.engine.compact_all(), || ()).expect("compacts");
+    assert!(!volume.has_table(id));
+    let lost = volume.engine.volume().version().lost().as_slice().to_vec();
+    assert!(!lost.is_empty());
+    // The device reads the block again, but what was lost stays lost until it is written.
+    volume.plan.clear();
+    let errors = volume.read_all();
+    let is_lost = |(index, error): &(u64, EngineError)| {
+        let is_in = lost
+            .iter()
+            .any(|range| (&range.first_key[..]..=&range.last_key[..]).contains(&key_of(*index).as_bytes()));
+        is_in && matches!(error, EngineError::Corrupt { .. })
+    };
+    assert!(!errors.is_empty() && errors.len() < KEYS as usize / 4, "{} keys", errors.len());
+    assert!(errors.iter().all(is_lost), "{errors:?}");
+    volume.write_all();
+    assert_eq!(volume.read_all(), []);
+}
