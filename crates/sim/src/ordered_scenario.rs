@@ -6,7 +6,7 @@
 
 use crate::draw::{between, pick};
 use crate::scans::ScanLoad;
-use crate::scenario::{FaultKind, KvScenarioPlan, Scenario};
+use crate::scenario::{KvScenarioPlan, Scenario};
 use crate::tree_plan::TreePlan;
 use octokv_base::Prng;
 use octokv_base::prng::mix64;
@@ -35,12 +35,6 @@ pub fn draw_ordered_plan(seed: u64) -> KvScenarioPlan {
         // The search for an order of the calls on a key is bounded.
         for host in &mut plan.hosts {
             (host.commands_max, host.sessions) = (host.commands_max.min(4), host.sessions.min(2));
-        }
-    }
-    for fault in plan.phases.iter_mut().flat_map(|phase| &mut phase.faults) {
-        if let FaultKind::DiskErrors { read_one_in, .. } = &mut fault.kind {
-            // A failed read has the code of a medium that lost the block: flipped bits do that, and lose the same block again.
-            *read_one_in = 0;
         }
     }
     plan.load.scans = Some(ScanLoad { one_in: between(random, 2, 6), open_max: pick(random, &[1, 3, 8]) });

@@ -98,6 +98,11 @@ fn a_view_of_another_place_is_found() {
 }
 
 #[test]
+fn a_device_error_that_counts_as_damage_is_found() {
+    assert_found_in_tree(InjectedBug::DeviceErrorIsDamage, 60);
+}
+
+#[test]
 fn an_edit_that_no_flush_follows_is_found() {
     assert_found_in_tree(InjectedBug::SkipFlush, 60);
 }
