@@ -4,15 +4,17 @@
 use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
 use crate::common::stable_memory::StableMemory;
-use octokv_base::{Lba, Nanos, Prng};
+use crate::lsm_faults::AllPairs;
+use octokv_base::{Key, Lba, Nanos, Prng};
 use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::lsm::{LsmEngine, open_with};
-use octokv_engine::{Engine, EngineError, PutMode, PutOutcome};
+use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -284,6 +286,33 @@ fn values_that_cannot_be_read_for_a_time_are_moved_later() {
     volume.advance(Nanos::from_secs(70));
     volume.check_healed();
     assert_eq!(left(&volume), 0, "they are collected without a reopening");
+}
+
+#[test]
+fn an_error_that_a_read_ahead_met_fails_no_call_after_it() {
+    let volume = Maintained::new(u64::MAX);
+    let all: BTreeSet<Key> = (0..KEYS).map(key_of).collect();
+    let mut failed = 0;
+    for skip in 0..40 {
+        for (calls, room) in (1..12).flat_map(|calls| [(calls, 1), (calls, 2)]) {
+            // In memory are other blocks than those that the iterator needs.
+            assert_eq!(volume.read_all(), []);
+            let options = IteratorOptions { reverse: skip % 2 == 1, ..IteratorOptions::default() };
+            let iterator = block_on(volume.engine.create_iterator(options), || ()).unwrap().unwrap();
+            let mut sink = AllPairs { room: 0, ..AllPairs::default() };
+            volume.plan.add(FaultRule { skip, ..FaultRule::always(OpFilter::Read, EIO) });
+            for _ in 0..calls {
+                sink.room = room;
+                failed += u32::from(block_on(volume.engine.next_pairs(&iterator, &mut sink), || ()).is_err());
+            }
+            volume.plan.clear();
+            sink.room = usize::MAX;
+            let mut next = || block_on(volume.engine.next_pairs(&iterator, &mut sink), || ());
+            while next().expect("the device reads again") != IteratorProgress::AtEnd {}
+            assert!(sink.pairs.keys().eq(&all), "after {skip} reads and {calls} calls");
+        }
+    }
+    assert!(failed > 10, "{failed} calls failed");
 }
 
 #[test]

@@ -67,3 +67,9 @@ fn a_namespace_removed_during_session_setup_is_reported_missing() {
 fn a_wait_for_a_buffer_does_not_block_a_range() {
     assert_seeds_hold(Scenario::Blocks, &[708]);
 }
+
+/// A value that an iterator had read ahead while the device failed made a later command fail, though the device read again.
+#[test]
+fn an_error_of_a_read_ahead_fails_no_later_command() {
+    assert_seeds_hold(Scenario::Ordered, &[13]);
+}

@@ -184,7 +184,7 @@ impl LsmCore {
         }
     }
 
-    /// The buffer and the bytes in it of a record whose read has ended, or that is read again if the read had other records and failed.
+    /// The buffer and the bytes in it of a record whose read has ended, or that is read again if that read failed, unless the medium has lost this record.
     async fn read_record(
         &self,
         read: &ValueRead,
@@ -192,7 +192,8 @@ impl LsmCore {
     ) -> Result<(Rc<Buffer>, Range<usize>), DeviceError> {
         let unit_bytes = self.volume.unit_bytes();
         let outcome = match read.record(units).expect("it has ended") {
-            Err(error) if read.is_gathered(units) => match self.start_read(units) {
+            // What failed may be another record, or may have passed since the value was read ahead.
+            Err(error) if read.is_gathered(units) || !is_media_error(error) => match self.start_read(units) {
                 Ok(again) => {
                     again.await.into_read().map(|buffer| (Rc::new(buffer), 0..units.end - units.start))
                 }
