@@ -9,7 +9,7 @@ use octokv_device::Device;
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, record_of, value_of};
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::{LsmEngine, open_with};
-use octokv_engine::{Engine, OpenConfig, PutMode, PutOutcome, TreeStatistics};
+use octokv_engine::{DeleteOutcome, Engine, OpenConfig, PutMode, PutOutcome, TreeStatistics};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::rc::Rc;
@@ -28,6 +28,12 @@ struct Maintained {
     random: Prng,
 }
 
+/// A memtable that holds all that a test deletes.
+fn with_a_long_memtable(settings: &mut TreeSettings) {
+    make_small(settings);
+    settings.memtable_bytes = 1 << 20;
+}
+
 /// Flushes that are shorter than a compaction.
 fn with_short_compactions(settings: &mut TreeSettings) {
     make_small(settings);
@@ -37,12 +43,16 @@ fn with_short_compactions(settings: &mut TreeSettings) {
 impl Maintained {
     /// A volume with much to compact: tables, and values in segments that are mostly dead.
     fn new(compact_bytes_per_second: u64) -> Maintained {
+        Maintained::with(compact_bytes_per_second, with_short_compactions)
+    }
+
+    fn with(compact_bytes_per_second: u64, adjust: fn(&mut TreeSettings)) -> Maintained {
         let fixture = LsmFixture::default();
         let device: Rc<dyn Device> = StableMemory::new(24 << 20, 512);
         block_on(fixture.format(Rc::clone(&device)), || ());
         let config = OpenConfig { compact_bytes_per_second, ..fixture.open_config() };
         let pool = pool();
-        let opened = open_with(&device, &pool, config, &fixture.format, with_short_compactions);
+        let opened = open_with(&device, &pool, config, &fixture.format, adjust);
         let volume = block_on(opened, || ()).expect("opens");
         let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, device, pool.clone()));
         for operation in 0..4 {
@@ -123,4 +133,29 @@ fn a_caller_ends_the_pauses_of_the_compaction_that_it_waits_for() {
     volume.advance_ms(100);
     let called = volume.tree();
     assert!(called.compactions > 0 && called.levels[0].tables == 0, "{called:?}");
+}
+
+#[test]
+fn tombstones_leave_the_memtable_and_the_tables_although_nothing_more_is_written() {
+    let mut volume = Maintained::with(u64::MAX, with_a_long_memtable);
+    for index in 1_000..2_000 {
+        let key = key_of(index);
+        let record = record_of(volume.engine.record_layout(), &key, &value_of(&key, index, 100));
+        let stored = block_on(volume.engine.put(&key, PutMode::Upsert, record, 100), || ());
+        assert_eq!(stored, Ok(PutOutcome::Stored));
+    }
+    block_on(volume.engine.flush_memtables(), || ()).expect("no fault");
+    let empty_bytes = volume.tree().memtable_bytes;
+    volume.advance_ms(1_000);
+    for index in 0..2_000 {
+        let deleted = block_on(volume.engine.delete(&key_of(index)), || ());
+        assert_eq!(deleted, Ok(DeleteOutcome::Deleted), "{index}");
+    }
+    volume.advance_ms(1_000);
+    let at_once = volume.tree();
+    assert!(at_once.memtable_bytes > empty_bytes, "{at_once:?}");
+    volume.advance_ms(9_000);
+    let later = volume.tree();
+    let tables: u64 = later.levels.iter().map(|level| level.tables).sum();
+    assert_eq!((later.memtable_bytes, tables), (empty_bytes, 0), "{later:?}");
 }

@@ -35,6 +35,11 @@ const SEGMENT_LOCK: u64 = 3;
 const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
 const EXPIRY_LOOKS: u64 = 8;
+/// So many tombstones in the active memtable, if they are half of its entries or more, are flushed once nothing was written for some time: every scan steps over them.
+/// Fewer are not worth the compaction of what they overlap.
+const TOMBSTONES_MANY: usize = 256;
+/// The time without a change after which they are. While changes come the memtable fills up, and is flushed then.
+const TOMBSTONES_KEPT: Nanos = Nanos::from_secs(3);
 /// The pause after failed maintenance.
 const RETRY_DELAY: Nanos = PAUSE_MIN;
 /// How often a caller that needs a compaction passes over what the device fails to read.
@@ -405,7 +410,10 @@ impl LsmCore {
             }
             // Compactions that writes wait for go by this time, too.
             self.volume.compaction.postponed.lock().advance(handle.now());
-            pause = match self.maintenance_round().await {
+            let outcome = self.maintenance_round().await;
+            // What it has flushed may be worth a compaction, and after the last change no round follows.
+            rounds.set(rounds.get() + 1);
+            pause = match outcome {
                 Ok(()) => {
                     reports.succeeded();
                     ROUND
@@ -450,9 +458,22 @@ impl LsmCore {
         let (mut pause, mut reports) = (RETRY_DELAY, ErrorReports::new(report));
         let postponed = &self.volume.compaction.postponed;
         let is_over = || self.is_over();
+        // The last change at which the active memtable had many tombstones, and since when it is the last.
+        let mut tombstones_since: Option<(u64, Nanos)> = None;
         while !is_off && !self.is_over() {
             let before = rounds.get();
             postponed.lock().advance(handle.now());
+            let last_change = self.volume.memtables.last_number();
+            tombstones_since = match tombstones_since {
+                _ if !self.has_many_tombstones() => None,
+                Some((change, since)) if change == last_change => Some((change, since)),
+                _ => Some((last_change, handle.now())),
+            };
+            if tombstones_since.take_if(|(_, since)| handle.now() >= *since + TOMBSTONES_KEPT).is_some()
+                && let Err(error) = self.flush_tombstones().await
+            {
+                reports.failed(error);
+            }
             match self.compact_step(&RunPace { handle: Some(handle) }, self.volume.is_space_short()).await {
                 Ok(CompactionStep::Compacted) => {
                     pause = RETRY_DELAY;
@@ -463,6 +484,8 @@ impl LsmCore {
                 Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
                 Ok(CompactionStep::Nothing) => {
                     let until = postponed.lock().next_due().unwrap_or(Nanos::NEVER);
+                    let until =
+                        tombstones_since.map_or(until, |(_, since)| until.min(since + TOMBSTONES_KEPT));
                     wait_at_most(handle, until, || rounds.get() != before || self.is_over()).await;
                 }
                 Ok(CompactionStep::Postponed(error)) => {
@@ -480,6 +503,20 @@ impl LsmCore {
                 }
             }
         }
+    }
+
+    /// Whether the active memtable has so many tombstones that scans notice them.
+    fn has_many_tombstones(&self) -> bool {
+        let stack = self.volume.memtables.current();
+        let memtable = &stack.active.memtable;
+        let tombstones = memtable.tombstones();
+        tombstones >= TOMBSTONES_MANY && tombstones >= memtable.entries() / 2
+    }
+
+    /// Flushes the memtables, so that a compaction can drop the tombstones of the active one together with what they replaced.
+    async fn flush_tombstones(&self) -> Result<(), EngineError> {
+        self.make_flush_room().await?;
+        self.flush_memtables().await
     }
 
     /// Ends iterators that were not used for long, until the volume is closed or read-only.

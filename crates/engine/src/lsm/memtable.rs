@@ -25,7 +25,7 @@
 
 use super::append_list::{AppendList, NO_INDEX};
 use super::cursor::EntryCursor;
-use super::entry::{Position, TreeEntry};
+use super::entry::{EntryValue, Position, TreeEntry};
 use crate::EngineError;
 use crate::common::superblock::COUNT_MAX;
 use octokv_base::Prng;
@@ -86,6 +86,7 @@ struct MemtableWriter {
     heights: Prng,
     scratch: Vec<u8>,
     entries: u32,
+    tombstones: u32,
     towers: u32,
 }
 
@@ -157,8 +158,13 @@ struct SearchPath {
 
 impl Default for Memtable {
     fn default() -> Memtable {
-        let writer =
-            MemtableWriter { heights: Prng::new(HEIGHT_SEED), scratch: Vec::new(), entries: 0, towers: 0 };
+        let writer = MemtableWriter {
+            heights: Prng::new(HEIGHT_SEED),
+            scratch: Vec::new(),
+            entries: 0,
+            tombstones: 0,
+            towers: 0,
+        };
         Memtable {
             base: AppendList::default(),
             towers: AppendList::default(),
@@ -218,6 +224,7 @@ impl Memtable {
             link.down.store(if level == 1 { index } else { tower - 1 }, Memory::Relaxed);
         }
         (writer.entries, writer.towers) = (index + 1, first_tower + levels as u32 - 1);
+        writer.tombstones += u32::from(entry.value == EntryValue::Tombstone);
         self.allocated_bytes.fetch_add(allocated_bytes, Memory::Relaxed);
         self.following_link(path.before[0], 0).store(index, Memory::Release);
         match path.behind[0] {
@@ -246,6 +253,11 @@ impl Memtable {
     /// The number of its entries.
     pub fn entries(&self) -> usize {
         self.writer.lock().entries as usize
+    }
+
+    /// The number of its entries that are tombstones.
+    pub fn tombstones(&self) -> usize {
+        self.writer.lock().tombstones as usize
     }
 
     /// The smallest and the largest sequence number of its entries; `None` if it is empty.
