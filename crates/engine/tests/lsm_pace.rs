@@ -12,6 +12,7 @@ use octokv_engine::lsm::{LsmEngine, open_with};
 use octokv_engine::{DeleteOutcome, Engine, OpenConfig, PutMode, PutOutcome, TreeStatistics};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -76,6 +77,16 @@ impl Maintained {
         Maintained { engine, handle, tasks, now, random: Prng::new(3) }
     }
 
+    fn put(&self, indexes: Range<u64>, value_bytes: usize) {
+        for index in indexes {
+            let key = key_of(index);
+            let value = value_of(&key, index, value_bytes);
+            let record = record_of(self.engine.record_layout(), &key, &value);
+            let stored = block_on(self.engine.put(&key, PutMode::Upsert, record, value_bytes), || ());
+            assert_eq!(stored, Ok(PutOutcome::Stored));
+        }
+    }
+
     fn advance_ms(&mut self, millis: u64) {
         for _ in 0..millis {
             self.handle.begin_iteration(self.now);
@@ -138,12 +149,7 @@ fn a_caller_ends_the_pauses_of_the_compaction_that_it_waits_for() {
 #[test]
 fn tombstones_leave_the_memtable_and_the_tables_although_nothing_more_is_written() {
     let mut volume = Maintained::with(u64::MAX, with_a_long_memtable);
-    for index in 1_000..2_000 {
-        let key = key_of(index);
-        let record = record_of(volume.engine.record_layout(), &key, &value_of(&key, index, 100));
-        let stored = block_on(volume.engine.put(&key, PutMode::Upsert, record, 100), || ());
-        assert_eq!(stored, Ok(PutOutcome::Stored));
-    }
+    volume.put(1_000..2_000, 100);
     block_on(volume.engine.flush_memtables(), || ()).expect("no fault");
     let empty_bytes = volume.tree().memtable_bytes;
     volume.advance_ms(1_000);
@@ -158,4 +164,28 @@ fn tombstones_leave_the_memtable_and_the_tables_although_nothing_more_is_written
     let later = volume.tree();
     let tables: u64 = later.levels.iter().map(|level| level.tables).sum();
     assert_eq!((later.memtable_bytes, tables), (empty_bytes, 0), "{later:?}");
+}
+
+#[test]
+fn an_idle_volume_drops_tombstones_in_tables_that_have_few() {
+    let mut volume = Maintained::with(u64::MAX, with_a_long_memtable);
+    volume.put(0..2_000, 10);
+    block_on(volume.engine.compact_all(), || ()).expect("no fault");
+    // A third of what one flush writes are tombstones.
+    volume.put(2_000..2_600, 10);
+    for index in (0..2_000).step_by(7) {
+        let deleted = block_on(volume.engine.delete(&key_of(index)), || ());
+        assert_eq!(deleted, Ok(DeleteOutcome::Deleted), "{index}");
+    }
+    block_on(volume.engine.flush_memtables(), || ()).expect("no fault");
+    let table_bytes = |volume: &Maintained| volume.tree().levels.iter().map(|level| level.bytes).sum::<u64>();
+    volume.advance_ms(2_000);
+    let busy_bytes = table_bytes(&volume);
+    volume.advance_ms(8_000);
+    let idle_bytes = table_bytes(&volume);
+    block_on(volume.engine.compact_all(), || ()).expect("no fault");
+    // One level has fewer tables, so less of what each has beside its entries.
+    let least = table_bytes(&volume);
+    assert!(busy_bytes * 100 > least * 106, "{busy_bytes} of {least} before it was idle");
+    assert!(idle_bytes * 100 <= least * 102, "{idle_bytes} of {least} once it was idle");
 }

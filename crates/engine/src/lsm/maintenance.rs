@@ -35,11 +35,12 @@ const SEGMENT_LOCK: u64 = 3;
 const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
 const EXPIRY_LOOKS: u64 = 8;
-/// So many tombstones in the active memtable, if they are half of its entries or more, are flushed once nothing was written for some time: every scan steps over them.
-/// Fewer are not worth the compaction of what they overlap.
-const TOMBSTONES_MANY: usize = 256;
-/// The time without a change after which they are. While changes come the memtable fills up, and is flushed then.
-const TOMBSTONES_KEPT: Nanos = Nanos::from_secs(3);
+/// The time without a change after which a volume is idle: tombstones, over which every scan steps, are then removed although they are few.
+const IDLE_TIME: Nanos = Nanos::from_secs(3);
+/// Of an idle volume the active memtable is flushed if it has so many tombstones, and they are half of its entries or more.
+const IDLE_TOMBSTONES: usize = 256;
+/// Then a table with so many tombstones in a thousand entries is compacted.
+const IDLE_TOMBSTONE_PERMILLE: u16 = 10;
 /// The pause after failed maintenance.
 const RETRY_DELAY: Nanos = PAUSE_MIN;
 /// How often a caller that needs a compaction passes over what the device fails to read.
@@ -154,6 +155,9 @@ impl LsmVolume {
         if wants_space || self.is_space_scarce() {
             settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
             settings.garbage_permille = SCARCE_GARBAGE_PERMILLE;
+        }
+        if self.compaction.is_idle.load(Ordering::Relaxed) {
+            settings.tombstone_permille = settings.tombstone_permille.min(IDLE_TOMBSTONE_PERMILLE);
         }
         let mut unmovable = self.compaction.unmovable.lock().clone();
         let postponed = {
@@ -458,18 +462,20 @@ impl LsmCore {
         let (mut pause, mut reports) = (RETRY_DELAY, ErrorReports::new(report));
         let postponed = &self.volume.compaction.postponed;
         let is_over = || self.is_over();
-        // The last change at which the active memtable had many tombstones, and since when it is the last.
-        let mut tombstones_since: Option<(u64, Nanos)> = None;
+        let is_idle = &self.volume.compaction.is_idle;
+        // The last change, and since when it is the last.
+        let mut last_change = (self.volume.memtables.last_number(), handle.now());
         while !is_off && !self.is_over() {
             let before = rounds.get();
             postponed.lock().advance(handle.now());
-            let last_change = self.volume.memtables.last_number();
-            tombstones_since = match tombstones_since {
-                _ if !self.has_many_tombstones() => None,
-                Some((change, since)) if change == last_change => Some((change, since)),
-                _ => Some((last_change, handle.now())),
-            };
-            if tombstones_since.take_if(|(_, since)| handle.now() >= *since + TOMBSTONES_KEPT).is_some()
+            let change = self.volume.memtables.last_number();
+            if change != last_change.0 {
+                last_change = (change, handle.now());
+            }
+            let idle_at = last_change.1 + IDLE_TIME;
+            is_idle.store(handle.now() >= idle_at, Ordering::Relaxed);
+            if is_idle.load(Ordering::Relaxed)
+                && self.has_many_tombstones()
                 && let Err(error) = self.flush_tombstones().await
             {
                 reports.failed(error);
@@ -484,8 +490,7 @@ impl LsmCore {
                 Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
                 Ok(CompactionStep::Nothing) => {
                     let until = postponed.lock().next_due().unwrap_or(Nanos::NEVER);
-                    let until =
-                        tombstones_since.map_or(until, |(_, since)| until.min(since + TOMBSTONES_KEPT));
+                    let until = if handle.now() < idle_at { until.min(idle_at) } else { until };
                     wait_at_most(handle, until, || rounds.get() != before || self.is_over()).await;
                 }
                 Ok(CompactionStep::Postponed(error)) => {
@@ -510,7 +515,7 @@ impl LsmCore {
         let stack = self.volume.memtables.current();
         let memtable = &stack.active.memtable;
         let tombstones = memtable.tombstones();
-        tombstones >= TOMBSTONES_MANY && tombstones >= memtable.entries() / 2
+        tombstones >= IDLE_TOMBSTONES && tombstones >= memtable.entries() / 2
     }
 
     /// Flushes the memtables, so that a compaction can drop the tombstones of the active one together with what they replaced.

@@ -60,6 +60,8 @@ pub(super) struct CompactionState {
     pub postponed: Mutex<PostponedReads>,
     pub running: Mutex<Vec<Arc<TreeCompaction>>>,
     pub is_over: AtomicBool,
+    /// Whether nothing was written for some time.
+    pub is_idle: AtomicBool,
     /// Callers that wait for a compaction without pauses.
     pub hurried: AtomicUsize,
     pub compactions: AtomicU64,
