@@ -16,7 +16,7 @@
 //!
 //! Invariants: no event between the last poll and the sleep is lost: sockets cause edges in epoll, messages and
 //! wake-ups notify the [`CoreWaker`], device completions signal the queue's eventfd or notify the `CoreWaker`, timers
-//! bound the sleep. Tested below and in `tests/reactor.rs`.
+//! bound the sleep. A core that other processes use sleeps instead of yielding. Tested below and in `tests/reactor.rs`.
 
 use crate::core_waker::CoreWaker;
 use crate::kernel_sockets::KernelSockets;
@@ -81,9 +81,36 @@ pub fn choose_idle_action(
     IdleAction::Sleep(if next_deadline == Nanos::NEVER { Nanos::NEVER } else { next_deadline - now })
 }
 
+/// A yield after which the core comes back so late went to another process: the kernel's worker threads need it for much less.
+const CONTENDED_YIELD: Nanos = Nanos::from_millis(1);
+/// The time for which the core then sleeps when it is idle, before it yields again.
+const CONTENDED_TIME: Nanos = Nanos::from_millis(100);
+
+/// Whether other processes want the core. A yield then gives it to them for a slice of the scheduler, a few milliseconds, in which completed operations wait; a
+/// thread that sleeps is woken at once.
+#[derive(Debug)]
+struct CoreContention {
+    /// When the core was yielded, if nothing came after that.
+    yielded_at: Option<Nanos>,
+    until: Nanos,
+}
+
+impl CoreContention {
+    const NONE: CoreContention = CoreContention { yielded_at: None, until: Nanos::ZERO };
+
+    /// Notes that the core has come back to the reactor, after at most one iteration. Whether it is contended.
+    fn resumed(&mut self, now: Nanos) -> bool {
+        if self.yielded_at.take().is_some_and(|yielded_at| now.since(yielded_at) >= CONTENDED_YIELD) {
+            self.until = now + CONTENDED_TIME;
+        }
+        now < self.until
+    }
+}
+
 /// The idle policy of one core on the kernel.
 pub struct IdlePolicy {
     polling: Polling,
+    contention: CoreContention,
     core_waker: Arc<CoreWaker>,
     last_work: Nanos,
     sleep_count: u64,
@@ -107,7 +134,8 @@ impl IdlePolicy {
         if let Some(event) = device_eventfd {
             sockets.add_edge_wake_event(&event)?;
         }
-        Ok(IdlePolicy { polling, core_waker, last_work: Nanos::ZERO, sleep_count: 0 })
+        let contention = CoreContention::NONE;
+        Ok(IdlePolicy { polling, contention, core_waker, last_work: Nanos::ZERO, sleep_count: 0 })
     }
 
     /// Spins once or sleeps, after an iteration that did work or not. True if the core slept. `has_device_io` is whether
@@ -120,15 +148,23 @@ impl IdlePolicy {
         next_deadline: Nanos,
         sockets: &mut KernelSockets,
     ) -> bool {
+        let is_contended = self.contention.resumed(now);
         if did_work {
             self.last_work = now;
             return false;
         }
-        let action = choose_idle_action(self.polling, now, self.last_work, has_device_io, next_deadline);
+        let polling = match self.polling {
+            Polling::Adaptive { .. } if is_contended => Polling::Sleep,
+            polling => polling,
+        };
+        let action = choose_idle_action(polling, now, self.last_work, has_device_io, next_deadline);
         let IdleAction::Sleep(span) = action else {
             match has_device_io {
                 // The kernel's worker threads execute part of that work, above all flushes, on this core.
-                true => std::thread::yield_now(),
+                true => {
+                    self.contention.yielded_at = Some(now);
+                    std::thread::yield_now();
+                }
                 false => std::hint::spin_loop(),
             }
             return false;
@@ -151,6 +187,21 @@ impl IdlePolicy {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_core_that_comes_back_late_from_a_yield_is_contended_for_some_time() {
+        let mut core = CoreContention::NONE;
+        let mut yielded_for = |at: Nanos, span: Nanos| {
+            core.yielded_at = Some(at);
+            core.resumed(at + span)
+        };
+        let second = Nanos::from_secs(1);
+        assert!(!yielded_for(second, Nanos::from_micros(900)));
+        assert!(yielded_for(second, CONTENDED_YIELD));
+        let ends = second + CONTENDED_YIELD + CONTENDED_TIME;
+        assert!(core.resumed(ends - Nanos(1)) && !core.resumed(ends));
+        assert!(!core.resumed(ends + second), "without a yield it was the reactor's own work");
+    }
 
     #[test]
     fn a_core_spins_for_its_span_and_sleeps_to_the_next_deadline() {
