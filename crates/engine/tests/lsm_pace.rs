@@ -9,7 +9,9 @@ use octokv_device::Device;
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, record_of, value_of};
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::{LsmEngine, open_with};
-use octokv_engine::{DeleteOutcome, Engine, OpenConfig, PutMode, PutOutcome, TreeStatistics};
+use octokv_engine::{
+    DeleteOutcome, Engine, IteratorOptions, OpenConfig, PutMode, PutOutcome, TreeStatistics,
+};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::ops::Range;
@@ -188,4 +190,21 @@ fn an_idle_volume_drops_tombstones_in_tables_that_have_few() {
     let least = table_bytes(&volume);
     assert!(busy_bytes * 100 > least * 106, "{busy_bytes} of {least} before it was idle");
     assert!(idle_bytes * 100 <= least * 102, "{idle_bytes} of {least} once it was idle");
+}
+
+#[test]
+fn tombstones_that_an_iterator_needs_are_dropped_when_it_has_ended() {
+    let mut volume = Maintained::with(u64::MAX, with_a_long_memtable);
+    let iterator = block_on(volume.engine.create_iterator(IteratorOptions::default()), || ());
+    let iterator = iterator.expect("no fault").expect("not too many");
+    for index in 0..1_000 {
+        let deleted = block_on(volume.engine.delete(&key_of(index)), || ());
+        assert_eq!(deleted, Ok(DeleteOutcome::Deleted), "{index}");
+    }
+    let tables = |volume: &Maintained| volume.tree().levels.iter().map(|level| level.tables).sum::<u64>();
+    volume.advance_ms(10_000);
+    assert!(tables(&volume) > 0, "the iterator has them");
+    drop(iterator);
+    volume.advance_ms(10_000);
+    assert_eq!(tables(&volume), 0, "{:?}", volume.tree());
 }

@@ -56,23 +56,28 @@ impl Device for NotedReads {
     }
 }
 
-/// A volume of values of [`VALUE_BYTES`].
+/// A volume of values of [`VALUE_BYTES`], if not said otherwise.
 struct ScannedVolume {
     device: Rc<NotedReads>,
     faults: FaultPlan,
     engine: LsmEngine,
+    value_bytes: usize,
 }
 
 impl ScannedVolume {
     fn new(adjust: fn(&mut TreeSettings)) -> ScannedVolume {
+        ScannedVolume::with(&LsmFixture::default(), adjust)
+    }
+
+    fn with(fixture: &LsmFixture, adjust: fn(&mut TreeSettings)) -> ScannedVolume {
         let memory = StableMemory::new(24 << 20, BLOCK_BYTES as u32);
         let noted = Rc::new(NotedReads { memory, reads: RefCell::default() });
-        let (fixture, faults) = (LsmFixture::default(), FaultPlan::default());
+        let faults = FaultPlan::default();
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(noted.clone(), faults.clone()));
         run(fixture.format(Rc::clone(&device)));
         let volume = run(open_with(&device, &pool(), fixture.open_config(), &fixture.format, adjust));
         let engine = LsmEngine::new(volume.expect("opens"), 0, device, pool());
-        ScannedVolume { device: noted, faults, engine }
+        ScannedVolume { device: noted, faults, engine, value_bytes: VALUE_BYTES }
     }
 
     fn in_the_order_of_keys(adjust: fn(&mut TreeSettings)) -> ScannedVolume {
@@ -84,8 +89,8 @@ impl ScannedVolume {
     }
 
     fn put(&self, key: &Key, operation: u64) -> Result<PutOutcome, EngineError> {
-        let record = record_of(self.engine.record_layout(), key, &value_of(key, operation, VALUE_BYTES));
-        run(self.engine.put(key, PutMode::Upsert, record, VALUE_BYTES))
+        let record = record_of(self.engine.record_layout(), key, &value_of(key, operation, self.value_bytes));
+        run(self.engine.put(key, PutMode::Upsert, record, self.value_bytes))
     }
 
     /// The pairs of a scan of everything, its errors, and its reads.
@@ -173,6 +178,22 @@ fn values_stay_where_they_are_if_there_is_no_space_for_a_second_copy() {
     let (sink, errors, _) = volume.scan();
     assert_eq!((sink.pairs.len(), errors), (stored.len(), vec![]));
     assert_eq!(sink.pairs, stored);
+}
+
+#[test]
+fn the_space_of_a_second_copy_is_that_of_whole_units() {
+    let mut fixture = LsmFixture::default();
+    fixture.format.unit_bytes = Some(4096);
+    let mut volume = ScannedVolume::with(&fixture, with_long_segments);
+    volume.value_bytes = 4200;
+    // The values take a fourth of the device and would fit a second time; their records take half of it.
+    let keys = volume.device.geometry().bytes() / 2 / (8 << 10);
+    for index in 0..keys {
+        assert_eq!(volume.put(&key_of(index), index), Ok(PutOutcome::Stored), "{index} of {keys}");
+    }
+    run(volume.engine.compact_all()).expect("no fault");
+    assert_eq!(volume.engine.volume().statistics().tree.expect("a tree").moved_values, 0);
+    assert_eq!(volume.scan().0.pairs.len() as u64, keys);
 }
 
 #[test]

@@ -39,7 +39,7 @@ const POOL_BYTES: usize = 256 << 20;
 /// Interval in which the background work is looked at.
 const SETTLE_POLL_INTERVAL: Nanos = Nanos::from_millis(50);
 /// Background work that changes nothing for so long has ended.
-const SETTLED_AFTER: Nanos = Nanos::from_secs(2);
+const SETTLED_AFTER: Nanos = Nanos::from_secs(5);
 /// Background work that has not ended after so long never will.
 const SETTLE_LIMIT: Nanos = Nanos::from_secs(1800);
 /// Bytes of every key.

@@ -337,7 +337,7 @@ pub fn collectable(input: &CompactionInput<'_>, segment: u32) -> Option<(u64, u6
 }
 
 /// The bytes that so many bytes of values of a segment take in records, if they are like its others.
-fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u64 {
+pub fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u64 {
     let state = input.version.segments().get(&segment);
     let seal = state.and_then(|state| state.seal).filter(|seal| seal.record_bytes > 0);
     let stored = seal.map(|seal| {

@@ -148,6 +148,10 @@ impl LsmCore {
             Err(error) => Err(error),
         };
         let mut postponed = self.volume.compaction.postponed.lock();
+        if let Some(handle) = pace.handle {
+            // A pause begins at the end of the run, which may have waited for the device for long.
+            postponed.advance(handle.now());
+        }
         match outcome {
             Ok(()) => {
                 // Of a segment it may not have read the value that failed.

@@ -6,11 +6,12 @@
 //! A segment to which puts wrote has values of keys from anywhere, so the tables of all keys have to move their values before it is free. There has to be space for a second copy of all
 //! these values; otherwise they stay where they are.
 //!
-//! In: the request. Out: one level of tables, values in the order of keys, segments of which little is dead. Invariant: each step is a compaction like any other, so it may end
-//! after any of them.
+//! In: the request. Out: one level of tables, values in the order of keys, segments of which little is dead. Invariant: each step is one compaction, so the volume may be closed, or
+//! a step may fail, after any of them; one that orders values has a table and all values to which it refers.
 
 use super::compaction::{
     CompactionInput, CompactionReason, CompactionSettings, TreeCompaction, collectable, is_in_order_of_puts,
+    stored_bytes,
 };
 use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
@@ -49,7 +50,10 @@ impl LsmCore {
         self.order_values(lowest).await?;
         loop {
             match self.compact_at_once(true).await? {
-                CompactionStep::Nothing => return Ok(()),
+                CompactionStep::Nothing => {
+                    let error = volume.compaction.postponed.lock().error();
+                    return error.map_or(Ok(()), Err);
+                }
                 CompactionStep::Postponed(error) => return Err(error),
                 CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
             }
@@ -74,32 +78,35 @@ impl LsmCore {
     /// Writes the values of the tables of a level again in the order of keys, those of segments to which puts wrote, if there is space for all of them.
     async fn order_values(&self, level: usize) -> Result<(), EngineError> {
         let volume = &self.volume;
-        let free_bytes = {
+        // Beside the reserve, and as much again for what is written meanwhile.
+        let free_bytes = || {
             volume.release_reclaimed();
             let free_units = volume.space.free_units().saturating_sub(2 * volume.reserve_units());
             free_units * volume.unit_bytes() as u64
         };
-        let settings = CompactionSettings {
-            orders_values: true,
-            output_bytes_max: free_bytes,
-            ..volume.settings.compaction.clone()
-        };
         let mut behind: Option<Vec<u8>> = None;
         loop {
+            let settings = CompactionSettings {
+                orders_values: true,
+                output_bytes_max: free_bytes(),
+                ..volume.settings.compaction.clone()
+            };
             let is_ordered = self.compact_chosen(&settings, |input| {
                 let tables = input.version.level(level);
-                if behind.is_none() && unordered_bytes(input) > free_bytes {
+                // What is left, each time: others take space, too.
+                if unordered_bytes(input) > settings.output_bytes_max {
                     return None;
                 }
-                // Tables that refer to no such segment stay.
                 for rank in behind.as_ref().map_or(0, |key| tables.rank(key, true)).. {
                     let table = tables.nth(rank)?.clone();
                     behind = Some(table.last_key().to_vec());
-                    if table.segment_bytes().any(|(segment, _)| is_in_order_of_puts(input, segment)) {
-                        let levels = (level, level);
-                        let rewritten =
-                            TreeCompaction::new(input, CompactionReason::ValueOrder, levels, vec![table]);
-                        return Some(rewritten.complete(input));
+                    let levels = (level, level);
+                    let rewritten =
+                        TreeCompaction::new(input, CompactionReason::ValueOrder, levels, vec![table]);
+                    let rewritten = rewritten.complete(input);
+                    // Tables whose values stay where they are stay, too.
+                    if !rewritten.moved_segments.is_empty() {
+                        return Some(rewritten);
                     }
                 }
                 None
@@ -144,9 +151,10 @@ impl LsmCore {
     }
 }
 
-/// The bytes of the values that lie in the order of puts.
+/// The bytes that the records of the values take which lie in the order of puts.
 fn unordered_bytes(input: &CompactionInput<'_>) -> u64 {
     let ids = input.version.segments().iter().map(|segment| segment.meta.id());
     let unordered = ids.filter(|id| is_in_order_of_puts(input, *id));
-    unordered.filter_map(|id| collectable(input, id)).map(|(_, live_bytes)| live_bytes).sum()
+    let stored = |id| collectable(input, id).map(|(_, live_bytes)| stored_bytes(input, id, live_bytes));
+    unordered.filter_map(stored).sum()
 }

@@ -8,7 +8,7 @@
 use super::core::LsmCore;
 use super::entry::EntryValue;
 use super::iterator_list::{IteratorPlace, IteratorSources, IteratorState};
-use super::iterator_views::{AheadPair, NextPair, TakenValue, TreeSource, TreeView};
+use super::iterator_views::{NextPair, TakenValue, TreeSource, TreeView};
 use super::level_cursor::LevelCursor;
 use super::memtable_slot::SlotCursor;
 use super::merge::MergingCursor;
@@ -17,7 +17,7 @@ use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
 use super::table::io::is_media_error;
 use super::table_meta::TableMeta;
-use super::value_reads::{AheadValue, ValueRead, next_run};
+use super::value_reads::{AheadPair, AheadValue, ValueRead, next_run};
 use super::version_edit::LEVELS;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
@@ -139,8 +139,8 @@ impl LsmCore {
         let AheadPair { key, value, value_bytes } = view.ahead.pop_front().expect("there is a next pair");
         let value = match value {
             AheadValue::InSegment(address, units) => self
-                .begin_reads(units.clone(), [None])
-                .map(|mut reads| AheadValue::Reading(address, units, reads.next().expect("one"))),
+                .begin_read(units.clone(), Vec::new())
+                .map(|read| AheadValue::Reading(address, units, read)),
             value => Ok(value),
         };
         let degree = view.degree.degree() as usize;
@@ -214,17 +214,17 @@ impl LsmCore {
             next_run(&view.ahead, pairs, unit_bytes, can_gather, goes_on(view))
         {
             let grant = |pair: &AheadPair| self.volume.prefetch_budget.take(pair.value_bytes as u64);
-            let grants: Vec<_> = view.ahead.range(run.clone()).map_while(grant).map(Some).collect();
+            let grants: Vec<_> = view.ahead.range(run.clone()).map_while(grant).collect();
             run.end = run.start + grants.len();
             let Some(last) = view.ahead.range(run.clone()).last() else { return };
             units.end = last.value.units().map_or(units.end, |units| units.end);
             // One that has no buffer now is read when it is wanted.
-            let Ok(reads) = self.begin_reads(units, grants) else { return };
-            for (pair, read) in view.ahead.range_mut(run).zip(reads) {
+            let Ok(read) = self.begin_read(units, grants) else { return };
+            for pair in view.ahead.range_mut(run) {
                 let AheadValue::InSegment(address, ref units) = pair.value else {
                     unreachable!("not read yet")
                 };
-                pair.value = AheadValue::Reading(address, units.clone(), read);
+                pair.value = AheadValue::Reading(address, units.clone(), read.clone());
             }
         }
     }
@@ -287,11 +287,7 @@ impl LsmCore {
     ///
     /// # Errors
     /// [`EngineError::NoMemory`].
-    fn begin_reads(
-        &self,
-        units: Range<u64>,
-        grants: impl IntoIterator<Item = Option<PrefetchGrant>>,
-    ) -> Result<impl Iterator<Item = ValueRead>, EngineError> {
+    fn begin_read(&self, units: Range<u64>, grants: Vec<PrefetchGrant>) -> Result<ValueRead, EngineError> {
         let read = self.start_read(&units)?;
         Ok(ValueRead::begin(read, units, self.clock(), grants))
     }

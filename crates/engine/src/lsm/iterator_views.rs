@@ -16,7 +16,7 @@ use super::prefetch_degree::{PrefetchDegree, ScanHistory};
 use super::snapshot_view::SnapshotView;
 use super::table::io::TableIo;
 use super::tree_version::TreeVersion;
-use super::value_reads::AheadValue;
+use super::value_reads::{AheadPair, AheadValue};
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, Nanos, UnixTime};
@@ -85,13 +85,6 @@ impl EntryCursor for TreeSource {
             TreeSource::Tables(cursor) => cursor.prev().await,
         }
     }
-}
-
-/// A pair that the view has passed and the iterator has not.
-pub(super) struct AheadPair {
-    pub(super) key: Vec<u8>,
-    pub(super) value_bytes: usize,
-    pub(super) value: AheadValue,
 }
 
 /// The value of a pair that an iterator passes.

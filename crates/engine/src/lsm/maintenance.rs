@@ -477,6 +477,8 @@ impl LsmCore {
             if is_idle.load(Ordering::Relaxed)
                 && self.has_many_tombstones()
                 && let Err(error) = self.flush_tombstones().await
+                && error != EngineError::NoMemory
+                && !is_no_space(&error)
             {
                 reports.failed(error);
             }
@@ -490,7 +492,13 @@ impl LsmCore {
                 Ok(CompactionStep::LookAgain) => handle.sleep(ROUND).await,
                 Ok(CompactionStep::Nothing) => {
                     let until = postponed.lock().next_due().unwrap_or(Nanos::NEVER);
-                    let until = if handle.now() < idle_at { until.min(idle_at) } else { until };
+                    // Snapshots that end, and a flush that fails, cause no wake-up.
+                    let has_tombstones = self.volume.snapshots.count() > 0 || self.has_many_tombstones();
+                    let until = match handle.now() < idle_at {
+                        true => until.min(idle_at),
+                        false if has_tombstones => until.min(handle.now() + IDLE_TIME),
+                        false => until,
+                    };
                     wait_at_most(handle, until, || rounds.get() != before || self.is_over()).await;
                 }
                 Ok(CompactionStep::Postponed(error)) => {

@@ -229,15 +229,15 @@ impl PrefetchDegree {
 
     /// How many values to have, or to be reading, behind the one that the consumer has.
     pub fn degree(&self) -> u32 {
-        self.degree.min(self.left_max())
+        self.degree.min(self.ahead_max())
     }
 
-    /// The values that are probably left in the scan behind the next one.
-    fn left_max(&self) -> u32 {
+    /// How many values to have behind the next one at most, by the expected end of the scan.
+    fn ahead_max(&self) -> u32 {
         let Some(expected) = self.expected.map(u64::from) else { return u32::MAX };
         let taken = self.consumed + 1;
-        let left = expected.abs_diff(taken).max(taken / CONSUMED_FOR_ONE_AHEAD);
-        u32::try_from(left).unwrap_or(u32::MAX)
+        let ahead = expected.abs_diff(taken).max(taken / CONSUMED_FOR_ONE_AHEAD);
+        u32::try_from(ahead).unwrap_or(u32::MAX)
     }
 
     /// Values that the consumer took.

@@ -10,7 +10,6 @@
 //! In: pairs ahead. Out: which are read together, and of each the outcome. A gathered read that fails says nothing of a single record: it is read again by itself.
 
 use super::entry::ValueAddress;
-use super::iterator_views::AheadPair;
 use super::prefetch_degree::PrefetchGrant;
 use octokv_base::{Buffer, Nanos};
 use octokv_device::{DeviceError, DeviceFuture, IoResult};
@@ -37,6 +36,13 @@ pub(super) enum AheadValue {
     Read(Rc<Buffer>, Range<usize>),
 }
 
+/// A pair that the view has passed and the iterator has not.
+pub(super) struct AheadPair {
+    pub(super) key: Vec<u8>,
+    pub(super) value_bytes: usize,
+    pub(super) value: AheadValue,
+}
+
 impl AheadValue {
     /// The units of its record, if that is read ahead.
     pub(super) fn units(&self) -> Option<&Range<u64>> {
@@ -55,31 +61,32 @@ struct GatheredRead {
     /// How long it took, up to the moment in which its end was seen.
     latency: Option<Nanos>,
     outcome: Option<Result<Rc<Buffer>, DeviceError>>,
+    /// Of the records that are read before they are wanted: the buffer has all of them until the last is taken.
+    _grants: Vec<PrefetchGrant>,
 }
+
+/// A buffer, and the place of a record in it, in units.
+pub(super) type RecordPlace = (Rc<Buffer>, Range<u64>);
 
 /// One record's part of a read.
-pub(super) struct ValueRead {
-    gathered: Rc<RefCell<GatheredRead>>,
-    /// For a read before the value was wanted.
-    _grant: Option<PrefetchGrant>,
-}
+#[derive(Clone)]
+pub(super) struct ValueRead(Rc<RefCell<GatheredRead>>);
 
 impl ValueRead {
-    /// A read of these units, which began now, for records with these grants.
+    /// A read of these units, which began now, with the grants of those records that are not wanted yet.
     pub(super) fn begin(
         read: DeviceFuture,
         units: Range<u64>,
         began: Option<Nanos>,
-        grants: impl IntoIterator<Item = Option<PrefetchGrant>>,
-    ) -> impl Iterator<Item = ValueRead> {
-        let gathered = GatheredRead { read, units, began, latency: None, outcome: None };
-        let gathered = Rc::new(RefCell::new(gathered));
-        grants.into_iter().map(move |_grant| ValueRead { gathered: Rc::clone(&gathered), _grant })
+        grants: Vec<PrefetchGrant>,
+    ) -> ValueRead {
+        let gathered = GatheredRead { read, units, began, latency: None, outcome: None, _grants: grants };
+        ValueRead(Rc::new(RefCell::new(gathered)))
     }
 
     /// Notes the end of the read, if it has come.
     pub(super) fn poll(&self, context: &mut Context<'_>, now: Option<Nanos>) -> Poll<()> {
-        let mut gathered = self.gathered.borrow_mut();
+        let mut gathered = self.0.borrow_mut();
         if gathered.outcome.is_none() {
             let Poll::Ready(result) = Pin::new(&mut gathered.read).poll(context) else {
                 return Poll::Pending;
@@ -92,19 +99,19 @@ impl ValueRead {
 
     /// How long the read took, once it has ended; `None` without a clock.
     pub(super) fn latency(&self) -> Option<Nanos> {
-        self.gathered.borrow().latency
+        self.0.borrow().latency
     }
 
     /// The buffer and the place in it of the record in these units, in units; `None` before the end of the read.
-    pub(super) fn record(&self, units: &Range<u64>) -> Option<Result<(Rc<Buffer>, Range<u64>), DeviceError>> {
-        let gathered = self.gathered.borrow();
+    pub(super) fn record(&self, units: &Range<u64>) -> Option<Result<RecordPlace, DeviceError>> {
+        let gathered = self.0.borrow();
         let at = units.start - gathered.units.start..units.end - gathered.units.start;
         Some(gathered.outcome.as_ref()?.clone().map(|buffer| (buffer, at)))
     }
 
     /// Whether the read has other records than that in these units.
     pub(super) fn is_gathered(&self, units: &Range<u64>) -> bool {
-        self.gathered.borrow().units != *units
+        self.0.borrow().units != *units
     }
 }
 
@@ -145,9 +152,9 @@ mod tests {
         let address = ValueAddress { segment: 1, unit: 0, value_bytes: 1 };
         let pair = |(index, units): (usize, &Range<u64>)| {
             let failed = || DeviceFuture::ready(IoResult { buffer: None, result: Err(DeviceError::Io(5)) });
-            let read = || ValueRead::begin(failed(), units.clone(), None, [None]).next();
+            let read = || ValueRead::begin(failed(), units.clone(), None, Vec::new());
             let value = match index < reading {
-                true => AheadValue::Reading(address, units.clone(), read().expect("one")),
+                true => AheadValue::Reading(address, units.clone(), read()),
                 false => AheadValue::InSegment(address, units.clone()),
             };
             AheadPair { key: Vec::new(), value_bytes: 1, value }

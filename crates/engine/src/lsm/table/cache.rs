@@ -5,7 +5,7 @@
 //! numbers.
 //!
 //! What a scan reads ahead is first needed some time after it was read, and by this scan alone. So a part of the cache is for what was not used twice
-//! ([`HOT_PART`]), and the scan's own use does not count ([`TableCache::peek`]): it would displace what is read often.
+//! (`HOT_PART`), and the scan's own use does not count ([`TableCache::peek`]): it would displace what is read often.
 //!
 //! Invariants: the parts at their allocated size, with the tables around them, never exceed the configured bytes; a part is never
 //! replaced by another, since a table is never changed and its identifier is never used again. A reader keeps the part that it has

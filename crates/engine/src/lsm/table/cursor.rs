@@ -31,9 +31,9 @@ use std::sync::Arc;
 use std::task::Poll;
 
 /// The most bytes of one read of an iterator.
-const RUN_BYTES_MAX: u64 = 128 << 10;
+const RUN_BYTES_MAX: u64 = 256 << 10;
 /// Such a read is at most this part of the cache: what many scans read ahead stays there until they come to it.
-const RUNS_PER_CACHE: u64 = 512;
+const RUNS_PER_CACHE: u64 = 256;
 
 /// Blocks in the cache between others that are not are read again if they have at most so many bytes: that takes less time than another read.
 const GAP_BYTES_MAX: u64 = 32 << 10;
@@ -228,7 +228,7 @@ impl TableCursor {
         };
         let mut behind = index.bodies_behind(&self.block_at).skip(ahead as usize);
         let first = behind.next()?;
-        if self.reader.io.cache.has(self.reader.place.id, PartName::Data(first.offset)) {
+        if self.uses_cached(first) {
             self.scan.ahead += 1;
             return None;
         }
@@ -241,6 +241,11 @@ impl TableCursor {
             let _ = reader.read_blocks(&blocks).await;
         });
         Some(BlockPrefetch { direction: Direction::Forward, offset: first.offset, read })
+    }
+
+    /// Whether a block is in the cache, of which the scan is then a user: it comes to it as to those that it has read itself.
+    fn uses_cached(&self, block: BlockRef) -> bool {
+        self.reader.io.cache.get(self.reader.place.id, PartName::Data(block.offset)).is_some()
     }
 
     /// A block with those of `behind` that one read has and the cache has not, as far as `count` blocks with it. Also gives the number of blocks up to the last of them, with
@@ -263,7 +268,7 @@ impl TableCursor {
             if bytes > bytes_max || u64::from(block.offset.saturating_sub(end)) > GAP_BYTES_MAX {
                 break;
             }
-            if !io.cache.has(place.id, PartName::Data(block.offset)) {
+            if !self.uses_cached(block) {
                 blocks.push(block);
                 (end, passed) = (block.offset.saturating_add(block.bytes), number);
             }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_have_their_own_lengths_of_at_least_one_block_and_at_most_64() {
+    fn levels_have_their_own_lengths_within_the_bounds() {
         let scans = ScanLengths::default();
         for _ in 0..50 {
             scans.add(0, u32::MAX);
