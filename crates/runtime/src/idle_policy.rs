@@ -93,15 +93,17 @@ struct CoreContention {
     /// When the core was yielded, if nothing came after that.
     yielded_at: Option<Nanos>,
     until: Nanos,
+    /// How often a yield took so long.
+    count: u64,
 }
 
 impl CoreContention {
-    const NONE: CoreContention = CoreContention { yielded_at: None, until: Nanos::ZERO };
+    const NONE: CoreContention = CoreContention { yielded_at: None, until: Nanos::ZERO, count: 0 };
 
     /// Notes that the core has come back to the reactor, after at most one iteration. Whether it is contended.
     fn resumed(&mut self, now: Nanos) -> bool {
         if self.yielded_at.take().is_some_and(|yielded_at| now.since(yielded_at) >= CONTENDED_YIELD) {
-            self.until = now + CONTENDED_TIME;
+            (self.until, self.count) = (now + CONTENDED_TIME, self.count + 1);
         }
         now < self.until
     }
@@ -182,6 +184,11 @@ impl IdlePolicy {
     pub fn sleep_count(&self) -> u64 {
         self.sleep_count
     }
+
+    /// How often the core came back so late from a yield that another process must have used it; it then sleeps for some time when it is idle.
+    pub fn contention_count(&self) -> u64 {
+        self.contention.count
+    }
 }
 
 #[cfg(test)]
@@ -200,6 +207,7 @@ mod tests {
         assert!(yielded_for(second, CONTENDED_YIELD));
         let ends = second + CONTENDED_YIELD + CONTENDED_TIME;
         assert!(core.resumed(ends - Nanos(1)) && !core.resumed(ends));
+        assert_eq!(core.count, 1);
         assert!(!core.resumed(ends + second), "without a yield it was the reactor's own work");
     }
 
