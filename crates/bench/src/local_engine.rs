@@ -175,7 +175,7 @@ impl LocalEngine {
         let mut tasks = TaskSlab::new(1, Arc::clone(handle.core_waker()));
         handle.begin_iteration((self.config.now)());
         assert!(tasks.spawn(body).is_ok(), "there is room for one task");
-        core.run(&mut tasks, || true);
+        core.run(&mut tasks, None);
         drop(tasks);
         Ok(result.take().expect("the task has ended"))
     }
@@ -279,7 +279,7 @@ impl EngineCore {
     }
 
     /// Runs tasks until they have ended, `have_others_ended` is true, and nothing is being written. Ends the background work.
-    fn run<F: Future<Output = ()>>(&mut self, tasks: &mut TaskSlab<F>, have_others_ended: impl Fn() -> bool) {
+    fn run<F: Future<Output = ()>>(&mut self, tasks: &mut TaskSlab<F>, workload: Option<&WorkloadState>) {
         let (now, handle) = (self.reactor.now, &self.reactor.handle);
         let channel = handle.devices();
         loop {
@@ -290,7 +290,11 @@ impl EngineCore {
             busy |= tasks.poll_ready() > 0;
             let has_device_io = handle.device_operations_in_flight() > 0;
             let has_ended = tasks.running() == 0;
-            if has_ended && have_others_ended() && self.volume.is_idle() && !has_device_io {
+            if has_ended
+                && workload.is_none_or(WorkloadState::is_finished)
+                && self.volume.is_idle()
+                && !has_device_io
+            {
                 break;
             }
             let poll_at = if has_ended { now() + FINISH_POLL_INTERVAL } else { Nanos::NEVER };
@@ -324,7 +328,7 @@ pub(crate) fn run_worker(
     handle.begin_iteration((shared.platform.now)());
     let (count, core_waker) = (threads * shared.config.depth, Arc::clone(handle.core_waker()));
     let mut streams = context.start(count, shared.has_writer(number), &handle, core_waker);
-    core.run(&mut streams, || shared.is_finished());
+    core.run(&mut streams, Some(shared));
     drop(streams);
     context.finish()
 }

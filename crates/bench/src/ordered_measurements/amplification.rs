@@ -5,7 +5,7 @@
 //!   write amplification   bytes that the process sent to the device while it overwrote (and settled) ÷ bytes of keys and values that were overwritten
 //!   space amplification   bytes of the space that are taken ÷ bytes of the keys and values that exist
 //! ```
-//! The kernel counts what is written ([`octokv_sys::process::device_bytes_written`]), and the process must write nothing else. The engine's own counts say which part are flushes, compactions and moved values; the rest are records of values, the journal and checkpoints.
+//! The kernel counts the bytes that the process writes to devices ([`octokv_sys::process::device_bytes_written`]), so the process must write only to the volume. The engine's own counts say which part are flushes, compactions and moved values; the rest are records of values, the journal and checkpoints.
 
 use super::{KEY_BYTES, MeasurementError, MeasurementSetup, mib, tree_of};
 use crate::Workload;
@@ -69,7 +69,7 @@ pub struct AmplificationResult {
     pub settle_s: f64,
 }
 
-/// What was written, and what is occupied, at one moment.
+/// Counters of written bytes and of allocated space at one moment.
 struct Snapshot {
     device_bytes: Option<u64>,
     flushed_bytes: u64,

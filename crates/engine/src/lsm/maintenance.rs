@@ -89,7 +89,7 @@ pub(super) enum CompactionStep {
     LookAgain,
     /// There is nothing to compact.
     Nothing,
-    /// The device failed to read what was to be compacted. The next choice leaves that out.
+    /// A compaction failed because the device failed to read a table or a value. The next choice skips that table or segment.
     Postponed(EngineError),
 }
 

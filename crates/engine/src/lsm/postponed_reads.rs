@@ -8,7 +8,7 @@
 //! Such an error may pass (a path that failed, a controller that was reset), so it costs nothing and is tried again; and it may stay, so the choice of compactions leaves
 //! out what met it ([`super::compaction_choice`]), and all others go on.
 //!
-//! In: what a compaction could not read, and the time, from the task that maintains the volume; without such a task nothing becomes due. Out: what is postponed.
+//! In: tables and segments that a compaction failed to read; the time, which the maintenance task sets. Without that task no pause ends. Out: the tables and segments to skip.
 //! Invariant: an error that stays is met at most once per pause. Tested below.
 
 use crate::EngineError;
@@ -19,7 +19,7 @@ use octokv_base::map::{FxHashMap, FxHashSet};
 pub const PAUSE_MIN: Nanos = Nanos::from_secs(1);
 /// The longest pause.
 pub const PAUSE_MAX: Nanos = Nanos::from_secs(60);
-/// What was due for so long is forgotten: nothing needs it, or it is gone.
+/// An entry is removed when no compaction has tried it for this long after its pause.
 const FORGOTTEN_AFTER: Nanos = Nanos::from_secs(600);
 
 /// Twice a pause, up to the longest.

@@ -27,8 +27,8 @@
 //!
 //! D rises at once, and falls by one for each [`FALL_VALUES`] consumed values. A wait although D is as high as needed adds one until waits end: intervals may vary.
 //!
-//! No scan reads far behind its end: it probably ends where earlier ones did ([`LengthEstimate`], in values). Up to there D is at most what is left, and behind it what the
-//! scan has taken beyond, or one for [`CONSUMED_FOR_ONE_AHEAD`] values, if that is more. So a scan of ten values reads ten, whatever their latency asks for, and one that is longer than expected
+//! The expected length of a scan, in values, follows that of earlier scans ([`LengthEstimate`]). Up to the expected end, D is at most the number of values left to it. Behind it, D is at most the
+//! number of values that the scan has taken since, or one for [`CONSUMED_FOR_ONE_AHEAD`] values, if that is more. So a scan of ten values reads ten, whatever their latency asks for, and one that is longer than expected
 //! reads less in vain than it has read in use.
 //!
 //! A scan without a past starts with [`COLD_START`]. Its first latency passes before anything is known of the consumer, so a short scan costs up to twice
@@ -172,7 +172,7 @@ pub enum PrefetchMode {
 #[derive(Clone, Debug)]
 pub struct PrefetchDegree {
     mode: PrefetchMode,
-    /// By what was measured, wherever the scan ends.
+    /// The degree by latency and consumption, before the bound by the expected length.
     degree: u32,
     start: u32,
     /// The values of the scan, by those before it; `None` if there were none, or the degree is fixed.

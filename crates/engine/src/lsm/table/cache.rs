@@ -4,8 +4,8 @@
 //! that blocks which a scan reads once do not displace those which are read often. It runs without a clock, threads and random
 //! numbers.
 //!
-//! What a scan reads ahead is first needed some time after it was read, and by this scan alone. So a part of the cache is for what was not used twice
-//! (`HOT_PART`), and the scan's own use does not count ([`TableCache::peek`]): it would displace what is read often.
+//! A block that a scan reads ahead must stay in the cache until the scan reaches it. So a part of the cache is for blocks that were used at most once
+//! (`HOT_PART`). When the scan reaches the block, that does not count as a second use ([`TableCache::peek`]): otherwise scans would evict blocks that are read often.
 //!
 //! Invariants: the parts at their allocated size, with the tables around them, never exceed the configured bytes; a part is never
 //! replaced by another, since a table is never changed and its identifier is never used again. A reader keeps the part that it has
