@@ -335,7 +335,8 @@ fn a_block_that_the_medium_has_lost_costs_its_keys_and_holds_up_nothing() {
             .any(|range| (&range.first_key[..]..=&range.last_key[..]).contains(&key_of(*index).as_bytes()));
         is_in && matches!(error, EngineError::Corrupt { .. })
     };
-    assert!(!errors.is_empty() && errors.len() < KEYS as usize / 4, "{} keys", errors.len());
+    // Two blocks at most: another table may be written to the place, which fails on.
+    assert!(!errors.is_empty() && errors.len() < KEYS as usize / 3, "{} keys", errors.len());
     assert!(errors.iter().all(is_lost), "{errors:?}");
     volume.write_all();
     assert_eq!(volume.read_all(), []);

@@ -9,7 +9,7 @@
 //! ```
 //! Forward, a block that is not in the cache is read together with those behind it that the scan will probably enter: as many as scans of the
 //! level had before it ([`super::scan_lengths`]), or, once it is longer, as many as it had itself. A step may start a read-ahead: forward
-//! when half of the blocks that were read are passed, backward of the preceding block. A step into a block that is being read awaits that read, so that no block is read twice.
+//! while the blocks ahead are fewer than those of one and a half reads, backward of the preceding block. A step into a block that is being read awaits that read, so that no block is read twice.
 //!
 //! In: positions, in both directions. Out: entries by reference to the block.
 //! Invariants: without an entry there is no block; at a block that cannot be read, the place in the index remains, so that the cursor
@@ -25,8 +25,9 @@ use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
 use crate::lsm::entry::{Position, TreeEntry};
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -34,6 +35,11 @@ use std::task::Poll;
 const RUN_BYTES_MAX: u64 = 256 << 10;
 /// Such a read is at most this part of the cache: what many scans read ahead stays there until they come to it.
 const RUNS_PER_CACHE: u64 = 256;
+
+/// The most reads ahead of a scan forward at a time. With one, the device waits for the scan whenever a read ends.
+const READS_AHEAD_MAX: usize = 2;
+/// Cached blocks that a step passes at most in the search for the next read.
+const CACHED_PER_STEP: u32 = 64;
 
 /// Blocks in the cache between others that are not are read again if they have at most so many bytes: that takes less time than another read.
 const GAP_BYTES_MAX: u64 = 32 << 10;
@@ -123,7 +129,8 @@ pub struct TableCursor {
     block: Option<Arc<DataBlock>>,
     at: KeyBlockPosition<StoredEntry>,
     read_ahead: Option<RunBytes>,
-    prefetch: Option<BlockPrefetch>,
+    /// In the order of the direction; of one direction.
+    prefetches: VecDeque<BlockPrefetch>,
     /// Whether it has looked for blocks to read ahead since it came to its block.
     has_looked_ahead: bool,
     scan: BlockScan,
@@ -144,7 +151,7 @@ impl TableCursor {
             block: None,
             at: KeyBlockPosition::default(),
             read_ahead: None,
-            prefetch: None,
+            prefetches: VecDeque::new(),
             has_looked_ahead: false,
             scan: BlockScan::default(),
             level: 0,
@@ -195,52 +202,67 @@ impl TableCursor {
         self.config.prefetches_blocks && self.config.fill == CacheFill::Keep
     }
 
-    /// Starts to read blocks in a direction, if they will probably be needed and none are on their way. Once for each block.
+    /// Starts to read blocks in a direction, if they will probably be needed and few are on their way. Once for each block.
     async fn look_ahead(&mut self, direction: Direction) {
         self.has_looked_ahead = true;
         if !self.reads_ahead() {
             return;
         }
-        if self.prefetch.is_none() {
-            self.prefetch = match direction {
-                Direction::Forward => self.next_run(),
-                Direction::Backward => {
-                    Some(BlockPrefetch { direction, offset: 0, read: Box::pin(self.prefetch(direction)) })
-                }
-            };
+        match direction {
+            Direction::Forward => self.start_next_run(),
+            Direction::Backward if self.prefetches.is_empty() => {
+                let read = Box::pin(self.prefetch(direction));
+                self.prefetches.push_back(BlockPrefetch { direction, offset: 0, read });
+            }
+            Direction::Backward => {}
         }
-        if let Some(BlockPrefetch { read, .. }) = &mut self.prefetch
-            && poll_fn(|context| Poll::Ready(read.as_mut().poll(context).is_ready())).await
-        {
-            self.prefetch = None;
-        }
+        self.poll_prefetches().await;
     }
 
-    /// The read of the blocks behind those that were read, once half of these are passed.
-    fn next_run(&mut self) -> Option<BlockPrefetch> {
-        let BlockScan { ahead, run, .. } = self.scan;
-        if self.scan.wanted() == 0 || ahead > run / 2 {
-            return None;
-        }
+    /// Starts those that were not started, and lets go of those that have ended.
+    async fn poll_prefetches(&mut self) {
+        let prefetches = &mut self.prefetches;
+        poll_fn(|context| {
+            prefetches.retain_mut(|prefetch| prefetch.read.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Adds the read of the blocks behind those that were read, if it is time for it.
+    fn start_next_run(&mut self) {
         let Some(TablePart::Index(index)) = self.reader.io.cache.get(self.reader.place.id, PartName::Index)
         else {
-            return None;
+            return;
         };
-        let mut behind = index.bodies_behind(&self.block_at).skip(ahead as usize);
-        let first = behind.next()?;
-        if self.uses_cached(first) {
-            self.scan.ahead += 1;
-            return None;
+        while self.prefetches.len() < READS_AHEAD_MAX {
+            let BlockScan { ahead, run, .. } = self.scan;
+            if ahead > run + run / 2 {
+                return;
+            }
+            let mut behind = index.bodies_behind(&self.block_at).skip(ahead as usize);
+            let passed_max = self.scan.ahead + CACHED_PER_STEP;
+            let first = loop {
+                if self.scan.wanted() == 0 || self.scan.ahead >= passed_max {
+                    return;
+                }
+                match behind.next() {
+                    Some(block) if self.uses_cached(block) => self.scan.ahead += 1,
+                    Some(block) => break block,
+                    None => return,
+                }
+            };
+            let (blocks, passed) = self.run_from(first, behind, self.scan.wanted());
+            self.scan.run = passed;
+            self.scan.ahead += passed;
+            let reader = self.reader.clone();
+            let read = Box::pin(async move {
+                // A failure comes back when the cursor moves there.
+                let _ = reader.read_blocks(&blocks).await;
+            });
+            let prefetch = BlockPrefetch { direction: Direction::Forward, offset: first.offset, read };
+            self.prefetches.push_back(prefetch);
         }
-        let (blocks, passed) = self.run_from(first, behind, self.scan.wanted());
-        self.scan.run = passed;
-        self.scan.ahead += passed;
-        let reader = self.reader.clone();
-        let read = Box::pin(async move {
-            // A failure comes back when the cursor moves there.
-            let _ = reader.read_blocks(&blocks).await;
-        });
-        Some(BlockPrefetch { direction: Direction::Forward, offset: first.offset, read })
     }
 
     /// Whether a block is in the cache, of which the scan is then a user: it comes to it as to those that it has read itself.
@@ -276,17 +298,17 @@ impl TableCursor {
         (blocks, passed)
     }
 
-    /// Waits for a read ahead that has the block to which the cursor moves in a direction, and drops one in the other direction.
+    /// Waits for a read ahead that has the block to which the cursor moves in a direction, and drops those in the other direction.
     async fn end_prefetch(&mut self, direction: Direction) {
         self.has_looked_ahead = false;
-        let Some(BlockPrefetch { direction: started, offset, read }) = &mut self.prefetch else { return };
-        if *started == direction {
-            if self.block_at.body().is_some_and(|block| block.offset < *offset) {
-                return;
-            }
-            read.await;
+        self.prefetches.retain(|prefetch| prefetch.direction == direction);
+        let offset = self.block_at.body().map_or(u32::MAX, |block| block.offset);
+        while let Some(prefetch) = self.prefetches.front_mut()
+            && prefetch.offset <= offset
+        {
+            prefetch.read.as_mut().await;
+            self.prefetches.pop_front();
         }
-        self.prefetch = None;
     }
 
     /// Ends the scan from the last seek on.
@@ -294,7 +316,8 @@ impl TableCursor {
         if self.scan.entered > 0 && self.reads_ahead() {
             self.reader.io.scan_lengths.add(self.level, self.scan.entered);
         }
-        (self.scan, self.prefetch, self.has_looked_ahead) = (BlockScan::default(), None, false);
+        (self.scan, self.has_looked_ahead) = (BlockScan::default(), false);
+        self.prefetches.clear();
     }
 
     fn leave_entry(&mut self) {
@@ -368,7 +391,17 @@ impl TableCursor {
         let (blocks, passed) = self.run_from(block, index.bodies_behind(&self.block_at), count);
         self.scan.run = passed;
         self.scan.ahead = passed - 1;
-        self.reader.read_blocks(&blocks).await
+        let reader = self.reader.clone();
+        let mut read = pin!(reader.read_blocks(&blocks));
+        let outcome = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
+        // Those behind them are wanted soon: both reads are then in flight.
+        self.prefetches.clear();
+        self.start_next_run();
+        self.poll_prefetches().await;
+        match outcome {
+            Poll::Ready(outcome) => outcome,
+            Poll::Pending => read.await,
+        }
     }
 
     fn unread_keys(&self, index: &TableIndex) -> UnreadPart {
