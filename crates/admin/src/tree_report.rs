@@ -34,6 +34,10 @@ pub struct TreeReport {
     pub waited_writes: u64,
     /// The sum of their waits in milliseconds.
     pub waited_ms: f64,
+    /// Puts that waited for their turn, since compaction could not keep up with all of them.
+    pub delayed_writes: u64,
+    /// The sum of their waits in milliseconds.
+    pub delayed_ms: f64,
     /// Value segments.
     pub segments: u64,
     /// Their space in bytes.
@@ -97,6 +101,8 @@ impl TreeReport {
             pending_bytes: tree.pending_bytes,
             waited_writes: tree.stalls.waited_writes,
             waited_ms: millis(tree.stalls.waited),
+            delayed_writes: tree.stalls.delayed_writes,
+            delayed_ms: millis(tree.stalls.delayed),
             segments: tree.segments,
             segment_bytes: tree.segment_bytes,
             segment_live_bytes: tree.segment_live_bytes,
@@ -120,7 +126,12 @@ mod tests {
     fn every_number_has_its_name() {
         let mut levels = [LevelStatistics::default(); TREE_LEVELS];
         levels[1] = LevelStatistics { tables: 1, bytes: 2 };
-        let stalls = StallStatistics { waited_writes: 14, waited: Nanos::from_millis(15) };
+        let stalls = StallStatistics {
+            waited_writes: 14,
+            waited: Nanos::from_millis(15),
+            delayed_writes: 26,
+            delayed: Nanos::from_millis(27),
+        };
         let statistics = TreeStatistics {
             levels,
             memtables: 3,
@@ -149,7 +160,7 @@ mod tests {
             "nsid": 25, "levels": [none, one, none, none, none, none, none], "memtables": 3, "memtable_bytes": 4,
             "flushes": 5, "flushed_bytes": 6, "compactions": 7, "compacted_bytes": 8, "moved_values": 9,
             "moved_bytes": 10, "pending_bytes": 11, "waited_writes": 14,
-            "waited_ms": 15.0, "segments": 16, "segment_bytes": 17, "segment_live_bytes": 18, "last_sequence": 19,
+            "waited_ms": 15.0, "delayed_writes": 26, "delayed_ms": 27.0, "segments": 16, "segment_bytes": 17, "segment_live_bytes": 18, "last_sequence": 19,
             "iterators": 20, "expired_iterators": 21, "oldest_snapshot": { "sequence": 22, "age_s": 2.5 },
             "pinned_bytes": 24,
         });

@@ -66,6 +66,10 @@ pub struct StallStatistics {
     pub waited_writes: u64,
     /// The sum of their waits.
     pub waited: Nanos,
+    /// Puts that waited for their turn, since compaction could not keep up with all of them.
+    pub delayed_writes: u64,
+    /// The sum of their waits.
+    pub delayed: Nanos,
 }
 
 /// A snapshot.

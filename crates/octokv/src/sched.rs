@@ -296,7 +296,8 @@ fn print_tree(out: &mut impl Write, tree: &TreeReport) -> CliResult {
     writeln!(out, "  {memtables} memtables: {memtable_bytes}; {flushes} flushes: {flushed} written")?;
     write!(out, "  {compactions} compactions: {written} of tables written, ")?;
     writeln!(out, "{moved_values} values moved: {moved}; {pending} pending")?;
-    writeln!(out, "  writes: {} waited, {:.0} ms in all", tree.waited_writes, tree.waited_ms)?;
+    write!(out, "  writes: {} waited, {:.0} ms in all; ", tree.waited_writes, tree.waited_ms)?;
+    writeln!(out, "{} delayed, {:.0} ms in all", tree.delayed_writes, tree.delayed_ms)?;
     let [segment_bytes, live, pinned] =
         [tree.segment_bytes, tree.segment_live_bytes, tree.pinned_bytes].map(Size);
     writeln!(out, "  {segments} value segments: {segment_bytes}, {live} of it live")?;

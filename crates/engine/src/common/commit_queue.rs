@@ -555,6 +555,12 @@ impl<E: JournalEntry> CommitQueue<E> {
         Poll::Pending
     }
 
+    /// Whether there are changes that no batch header marks as durable.
+    pub fn has_unmarked_changes(&self) -> bool {
+        let state = self.state.lock();
+        state.last_marked_durable < state.last_change_batch
+    }
+
     /// Waits until there are changes that no batch header marks as durable, or until writing has failed.
     pub async fn wait_unmarked_changes(&self) {
         poll_fn(|context| {

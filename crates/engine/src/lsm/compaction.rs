@@ -336,6 +336,15 @@ pub fn collectable(input: &CompactionInput<'_>, segment: u32) -> Option<(u64, u6
     Some((seal.record_bytes, input.usage.live_bytes(segment)))
 }
 
+/// Of all sealed segments whose changes are in tables: their bytes, and those that are dead.
+pub fn garbage(version: &TreeVersion, usage: &SegmentUsage) -> (u64, u64) {
+    let flushed = version.segments().iter().filter(|segment| is_flushed(version, segment));
+    flushed.fold((0, 0), |(all_bytes, dead_bytes), segment| {
+        let bytes = segment.seal.map_or(0, |seal| seal.record_bytes);
+        (all_bytes + bytes, dead_bytes + bytes.saturating_sub(usage.live_bytes(segment.meta.id())))
+    })
+}
+
 /// The bytes that so many bytes of values of a segment take in records, if they are like its others.
 pub fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u64 {
     let state = input.version.segments().get(&segment);

@@ -3,7 +3,7 @@
 //! ```text
 //!   tables ─▶ merge ─▶ entries of a key ─▶ retention ─▶ values of dying segments: read ahead, written into new ones ─▶ tables ─▶ edit
 //! ```
-//! In: a compaction. Out: an edit. Holds: the entries of the keys whose values are being read, at most [`AHEAD_BYTES_MAX`] of values.
+//! In: a compaction. Out: an edit. Holds: the entries of the keys whose values are being read, at most [`HURRIED_AHEAD_BYTES_MAX`] of values.
 //!
 //! Invariants: nothing changes before the edit; a run that fails or is dropped leaves the tree as it was. A part of a table that cannot be read becomes a lost range of the
 //! edit. A value whose record is damaged keeps its address, and so its segment. A device that fails costs nothing: the run fails.
@@ -17,6 +17,7 @@ use super::kept_keys::KeptKeys;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::lost_ranges::{LostRange, LostRanges};
 use super::merge::MergingCursor;
+use super::pace_control::drained_bytes;
 use super::postponed_reads::CompactedPart;
 use super::retention::RetentionRule;
 use super::table::io::is_media_error;
@@ -25,6 +26,7 @@ use super::tree_version::TreeVersion;
 use super::value_mover::ValueMover;
 use super::version_edit::{LEVELS, VersionEdit};
 use super::volume::LsmVolume;
+use super::work_slice::WorkSlice;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::record::{RecordFlags, RecordMeta};
@@ -36,14 +38,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of values that are read ahead.
-const AHEAD_BYTES_MAX: u64 = 4 << 20;
+/// Bytes of values that are read ahead: reads of users wait behind them.
+const AHEAD_BYTES_MAX: u64 = 512 << 10;
+/// The same if writes wait for the compaction, or will soon.
+const HURRIED_AHEAD_BYTES_MAX: u64 = 4 << 20;
 /// Attempts to read a table before a damaged part of it is lost.
 const READ_ATTEMPTS: u32 = 3;
 /// Values that are read ahead.
 const AHEAD_READS_MAX: usize = 32;
-/// Keys between two yields.
-const KEYS_PER_YIELD: u32 = 256;
 /// Bytes between two pauses.
 const BYTES_PER_PAUSE: u64 = 256 << 10;
 /// A pause is as long as this, or made of such parts.
@@ -59,8 +61,8 @@ pub(super) struct RunPace<'a> {
 #[derive(Clone, Copy)]
 struct Written {
     tables: u64,
-    /// With values that were moved.
-    all: u64,
+    /// Values that were moved.
+    values: u64,
 }
 
 /// A run without pauses, which ends the pauses of another that it waits for.
@@ -104,7 +106,9 @@ struct RunOutput<'a> {
     values: ValueMover<'a>,
     ahead: VecDeque<KeyOnItsWay>,
     ahead_bytes: u64,
+    ahead_bytes_max: u64,
     ahead_reads: usize,
+    slice: WorkSlice,
     /// The keys that stay in level 0, and the section of those that were written last.
     kept_keys: &'a KeptKeys,
     section: usize,
@@ -198,7 +202,7 @@ impl LsmCore {
             }
             let config = LevelCursorConfig::COMPACTION;
             let mut cursor = LevelCursor::of_tables(self.io.clone(), vec![Arc::clone(table)], config);
-            let (mut outcome, mut entries) = (cursor.seek(Position::START).await, 0);
+            let (mut outcome, mut slice) = (cursor.seek(Position::START).await, WorkSlice::default());
             loop {
                 match outcome {
                     Ok(()) if cursor.entry().is_none() => break,
@@ -208,10 +212,7 @@ impl LsmCore {
                         return Err(error);
                     }
                 }
-                entries += 1;
-                if entries % KEYS_PER_YIELD == 0 {
-                    yield_now().await;
-                }
+                slice.count_entry(cursor.entry().map_or(0, |entry| entry.encoded_bytes())).await;
                 outcome = cursor.next().await;
             }
         }
@@ -228,7 +229,9 @@ impl LsmCore {
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
         if compaction.is_move {
-            return self.commit_compaction(compaction.edit(Vec::new())).await;
+            self.commit_compaction(compaction.edit(Vec::new())).await?;
+            volume.compaction.drained_bytes.fetch_add(drained_bytes(compaction), Ordering::Relaxed);
+            return Ok(());
         }
         let version = volume.versions.current();
         let oldest_snapshot = volume.oldest_snapshot();
@@ -241,7 +244,9 @@ impl LsmCore {
             values: ValueMover::new(self),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
+            ahead_bytes_max: if pace.handle.is_some() { AHEAD_BYTES_MAX } else { HURRIED_AHEAD_BYTES_MAX },
             ahead_reads: 0,
+            slice: WorkSlice::default(),
             kept_keys: &compaction.kept_keys,
             section: 0,
             lost: Vec::new(),
@@ -273,6 +278,7 @@ impl LsmCore {
         };
         drop(segments);
         self.commit_compaction(edit).await?;
+        volume.compaction.drained_bytes.fetch_add(drained_bytes(compaction), Ordering::Relaxed);
         volume.compaction.compactions.fetch_add(1, Ordering::Relaxed);
         volume.compaction.written_bytes.fetch_add(written_bytes, Ordering::Relaxed);
         self.remove_unused_segments().await
@@ -296,7 +302,8 @@ impl LsmCore {
         let mut merge = MergingCursor::new(self.sources(compaction));
         let newest_sequence = compaction.tables().map(|table| table.largest_sequence()).max().unwrap_or(0);
         let (mut key, mut entries): (Vec<u8>, Vec<CopiedEntry>) = (Vec::new(), Vec::new());
-        let (mut keys, mut paused_at) = (0, Written { tables: 0, all: 0 });
+        let mut paused_at = Written { tables: 0, values: 0 };
+        let moved_per_second = volume.moved_per_second();
         let mut outcome = merge.seek(Position::START).await;
         loop {
             match outcome {
@@ -324,24 +331,22 @@ impl LsmCore {
                 if !kept.is_empty() {
                     self.push_key(compaction, version, std::mem::take(&mut key), kept, output).await?;
                 }
-                keys += 1;
-                if keys % KEYS_PER_YIELD == 0 {
-                    yield_now().await;
-                }
-                paused_at = self.pause(output, paused_at, pace, false).await;
+                paused_at = self.pause(output, paused_at, pace, moved_per_second, false).await;
             }
             let Some(next) = merge.entry() else { break };
             if entries.is_empty() {
                 key.clear();
                 key.extend_from_slice(next.key);
             }
+            let bytes = next.encoded_bytes();
             entries.push(CopiedEntry::of(&next));
+            output.slice.count_entry(bytes).await;
             outcome = merge.next().await;
         }
         while !output.ahead.is_empty() {
             self.write_first(output).await?;
         }
-        self.pause(output, paused_at, pace, true).await;
+        self.pause(output, paused_at, pace, moved_per_second, true).await;
         Ok(())
     }
 
@@ -379,7 +384,8 @@ impl LsmCore {
             };
             let bytes = (units.end - units.start) * self.volume.unit_bytes() as u64;
             while !output.ahead.is_empty()
-                && (output.ahead_bytes + bytes > AHEAD_BYTES_MAX || output.ahead_reads >= AHEAD_READS_MAX)
+                && (output.ahead_bytes + bytes > output.ahead_bytes_max
+                    || output.ahead_reads >= AHEAD_READS_MAX)
             {
                 self.write_first(output).await?;
             }
@@ -427,6 +433,8 @@ impl LsmCore {
                 .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))
                 .await?;
             entry.value = CopiedValue::InSegment(moved);
+            // Checked and copied twice.
+            output.slice.count_bytes(2 * (units.end - units.start) * self.volume.unit_bytes() as u64).await;
         }
         let section = output.kept_keys.section(&first.key);
         if section != std::mem::replace(&mut output.section, section) {
@@ -436,35 +444,38 @@ impl LsmCore {
         output.tables.push_key(&entries).await
     }
 
-    /// Sleeps so that the compaction keeps to its rate. It sleeps once enough was written since the last pause; if an operator has set a rate, also at the end. Returns the bytes that are
-    /// accounted for. The pace limits bytes of tables; the operator's rate limits bytes of tables and of moved values.
+    /// Sleeps so that the compaction keeps to its pace: once enough was written since the last pause; if an operator has set a rate, also at the end. Returns the bytes that are
+    /// accounted for. Tables and values have a pace each; the operator's rate is that of both together.
     async fn pause(
         &self,
-        output: &RunOutput<'_>,
+        output: &mut RunOutput<'_>,
         paused_at: Written,
         pace: &RunPace<'_>,
+        moved_per_second: u64,
         is_end: bool,
     ) -> Written {
         let Some(handle) = pace.handle else { return paused_at };
-        let tables = output.tables.data_bytes;
-        let written = Written { tables, all: tables + output.values.written_bytes };
+        let written = Written { tables: output.tables.data_bytes, values: output.values.written_bytes };
         let volume = &self.volume;
-        let bound = volume.settings.pacing.compaction_max;
-        let (new_tables, new_bytes) = (written.tables - paused_at.tables, written.all - paused_at.all);
-        let is_due = match bound {
-            u64::MAX => new_tables >= BYTES_PER_PAUSE,
-            _ => is_end || new_bytes >= BYTES_PER_PAUSE,
-        };
-        if !is_due {
+        let settings = &volume.settings.pacing;
+        let (tables, values) = (written.tables - paused_at.tables, written.values - paused_at.values);
+        let bound = settings.compaction_max;
+        if tables + values < BYTES_PER_PAUSE && (!is_end || bound == u64::MAX) {
             return paused_at;
         }
         let time = |bytes: u64, per_second: u64| bytes.saturating_mul(1_000_000_000) / per_second.max(1);
         // Before puts wait for space only the bound counts.
-        let of_pace = match volume.is_space_short() {
+        let is_hurried = volume.is_space_short() || volume.compaction.hurried.load(Ordering::Relaxed) > 0;
+        output.ahead_bytes_max = if is_hurried { HURRIED_AHEAD_BYTES_MAX } else { AHEAD_BYTES_MAX };
+        let of_pace = match is_hurried {
             true => 0,
-            false => time(new_tables, volume.pace().compaction_per_second),
+            false => {
+                let pace = volume.pace();
+                let of_values = time(values, pace.hastened(moved_per_second, settings.device_max));
+                time(tables, pace.compaction_per_second).saturating_add(of_values)
+            }
         };
-        let mut rest_ns = of_pace.max(time(new_bytes, bound));
+        let mut rest_ns = of_pace.max(time(tables + values, bound));
         // In steps: a run that somebody waits for, for space, pauses no longer.
         while rest_ns > 0 && volume.compaction.hurried.load(Ordering::Relaxed) == 0 {
             let step_ns = rest_ns.min(PAUSE_STEP.0);

@@ -103,6 +103,15 @@ impl<'a> TreeEntry<'a> {
         Position { key: self.key, sequence: self.sequence }
     }
 
+    /// The bytes of its value, wherever it lies.
+    pub fn value_bytes(&self) -> usize {
+        match self.value {
+            EntryValue::Tombstone => 0,
+            EntryValue::Inline(value) => value.len(),
+            EntryValue::InSegment(address) => address.value_bytes as usize,
+        }
+    }
+
     /// The length of its bytes.
     pub fn encoded_bytes(&self) -> usize {
         let value_bytes = match self.value {

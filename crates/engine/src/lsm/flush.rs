@@ -13,16 +13,14 @@ use super::retention::RetentionRule;
 use super::table_meta::TableMeta;
 use super::table_output::TableOutput;
 use super::version_edit::VersionEdit;
+use super::work_slice::WorkSlice;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
-use octokv_runtime::yield_now;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The lock of flushes, among the volume's work locks.
 const FLUSH_LOCK: u64 = 0;
-/// Keys between two yields.
-const KEYS_PER_YIELD: u32 = 256;
 
 impl LsmCore {
     /// Flushes the oldest full memtable. False if there is none.
@@ -85,9 +83,10 @@ impl LsmCore {
         let forgotten = *volume.forgotten.lock();
         let rule = RetentionRule { snapshots: &snapshots, now: volume.clock.now(), forgotten };
         let mut at = memtable.first_from(Position::START);
-        let mut keys = 0;
+        let mut slice = WorkSlice::default();
         while let Some(first) = at {
             let (entries, next) = entries_of_key(memtable, first);
+            let bytes = entries.iter().map(TreeEntry::encoded_bytes).sum();
             let retained = rule.retain_in_flush(&entries);
             let kept: Vec<TreeEntry<'_>> = entries
                 .into_iter()
@@ -98,10 +97,7 @@ impl LsmCore {
                 output.push_key(&kept).await?;
             }
             at = next;
-            keys += 1;
-            if keys % KEYS_PER_YIELD == 0 {
-                yield_now().await;
-            }
+            slice.count_entry(bytes).await;
         }
         Ok(())
     }

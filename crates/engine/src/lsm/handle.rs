@@ -15,7 +15,7 @@ use crate::{
     Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress,
     KeySink, KeyStatus, PairSink, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
-use futures_util::future::{join, join3};
+use futures_util::future::{join, join4};
 use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
@@ -221,10 +221,11 @@ impl Engine for LsmEngine {
         let (rounds, report) = (Cell::new(0), RefCell::new(report));
         let report = |error| report.borrow_mut()(error);
         // Compaction waits for rounds of maintenance: one task polls them all.
-        join3(
+        join4(
             self.core.run_maintenance(handle, &rounds, report),
             self.core.run_compactions(handle, &rounds, report),
             self.core.run_expiry(handle),
+            self.core.run_pace_control(handle),
         )
         .await;
     }

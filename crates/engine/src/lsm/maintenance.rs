@@ -4,10 +4,9 @@
 //! Invariants: one compaction at a time; a put waits for work only if there is some that can make room for it.
 
 use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
-use super::compaction_choice::{CompactionChoice, choose_compaction, pending_bytes};
+use super::compaction_choice::{CompactionChoice, choose_compaction};
 use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
-use super::pacing::{Pace, PacingInput, pace};
 use super::postponed_reads::{PAUSE_MIN, next_pause};
 use super::table_meta::SegmentMeta;
 use super::value_segments::RecordSpace;
@@ -121,21 +120,6 @@ impl LsmVolume {
     pub(super) fn oldest_snapshot(&self) -> u64 {
         let last = self.memtables.last_number();
         self.snapshots.oldest().map_or(last, |oldest| oldest.point.sequence)
-    }
-
-    /// How fast compaction may write, and how much writers are delayed.
-    pub(super) fn pace(&self) -> Pace {
-        let version = self.versions.current();
-        let settings = &self.settings;
-        let input = PacingInput {
-            level0_tables: version.level0().len(),
-            pending_bytes: pending_bytes(&version, &settings.compaction),
-            memory_bytes: self.memtables.current().bytes(),
-            memory_bytes_max: (settings.memtable_bytes * (settings.memtables_max + 1)) as u64,
-            written_per_second: 0,
-            drained_per_second: 0,
-        };
-        pace(&input, &settings.pacing)
     }
 
     /// Whether space is scarce, so that also segments that are mostly alive are collected.
@@ -551,7 +535,8 @@ impl LsmCore {
         }
     }
 
-    fn is_over(&self) -> bool {
+    /// Whether background work ends.
+    pub(super) fn is_over(&self) -> bool {
         self.volume.commits.has_failed() || self.volume.compaction.is_over.load(Ordering::Relaxed)
     }
 }

@@ -61,10 +61,18 @@ impl MemtableStack {
     }
 }
 
+/// The changes that were applied.
+#[derive(Default)]
+struct AppliedChanges {
+    last_number: u64,
+    /// The bytes of their keys and values.
+    written_bytes: u64,
+}
+
 /// The memtables of a volume.
 pub struct Memtables {
-    /// The number of the last change. Held while a change is inserted, and while the active memtable becomes a full one.
-    last_number: Mutex<u64>,
+    /// Held while a change is inserted, and while the active memtable becomes a full one.
+    applied: Mutex<AppliedChanges>,
     stack: Mutex<Arc<MemtableStack>>,
     /// The bytes at which a memtable is full.
     bytes_max: usize,
@@ -79,7 +87,8 @@ impl Memtables {
     /// An empty memtable, whose changes follow `last_number` and begin at a position. One is full from `bytes_max` bytes on.
     pub fn new(start: JournalPosition, last_number: u64, bytes_max: usize) -> Memtables {
         let stack = MemtableStack { active: placed(start), full: SmallVec::new() };
-        Memtables { last_number: Mutex::new(last_number), stack: Mutex::new(Arc::new(stack)), bytes_max }
+        let applied = Mutex::new(AppliedChanges { last_number, written_bytes: 0 });
+        Memtables { applied, stack: Mutex::new(Arc::new(stack)), bytes_max }
     }
 
     /// The memtables of this moment.
@@ -89,7 +98,12 @@ impl Memtables {
 
     /// The number of the last change that a reader finds.
     pub fn last_number(&self) -> u64 {
-        *self.last_number.lock()
+        self.applied.lock().last_number
+    }
+
+    /// The bytes of all keys and values that were applied, wherever the values lie.
+    pub fn written_bytes(&self) -> u64 {
+        self.applied.lock().written_bytes
     }
 
     /// Applies the change with this number, of which `entry` is the entry if it has one. `position` gives where the journal has it, if the change is the first
@@ -101,34 +115,35 @@ impl Memtables {
         entry: Option<&TreeEntry<'_>>,
         position: impl FnOnce() -> JournalPosition,
     ) -> bool {
-        let mut last_number = self.last_number.lock();
-        assert!(number > *last_number, "change {number} after {last_number}");
+        let mut applied = self.applied.lock();
+        assert!(number > applied.last_number, "change {number} after {}", applied.last_number);
         let mut is_inserted = true;
         if let Some(entry) = entry {
             let mut active = Arc::clone(&self.stack.lock().active.memtable);
             if active.bytes() >= self.bytes_max && active.sequences().is_some() {
-                active = self.rotate_after(*last_number, position());
+                active = self.rotate_after(applied.last_number, position());
             }
+            applied.written_bytes += (entry.key.len() + entry.value_bytes()) as u64;
             is_inserted = active.insert(entry);
         }
-        *last_number = number;
+        applied.last_number = number;
         is_inserted
     }
 
     /// Makes the active memtable a full one, unless it is empty. `position` gives where the journal has the changes that follow, and is called while none is
     /// applied. False if it is empty.
     pub fn rotate(&self, position: impl FnOnce() -> JournalPosition) -> bool {
-        let last_number = self.last_number.lock();
+        let applied = self.applied.lock();
         let is_empty = self.current().active.memtable.sequences().is_none();
         if !is_empty {
-            self.rotate_after(*last_number, position());
+            self.rotate_after(applied.last_number, position());
         }
         !is_empty
     }
 
     /// Moves the start of an empty active memtable, without full ones before it, to `position`, called while no change is applied.
     pub fn advance_start(&self, position: impl FnOnce() -> JournalPosition) {
-        let _last_number = self.last_number.lock();
+        let _applied = self.applied.lock();
         let mut stack = self.stack.lock();
         if stack.full.is_empty() && stack.active.memtable.sequences().is_none() {
             let active = PlacedMemtable { start: position(), ..stack.active.clone() };
@@ -136,7 +151,7 @@ impl Memtables {
         }
     }
 
-    /// REQUIRES: the caller has the lock of the last number.
+    /// REQUIRES: the caller has the lock of the changes that were applied.
     fn rotate_after(&self, last_number: u64, start: JournalPosition) -> Arc<Memtable> {
         let next = placed(start);
         let memtable = Arc::clone(&next.memtable);

@@ -61,6 +61,7 @@ pub mod memtable;
 pub mod memtable_slot;
 pub mod memtables;
 pub mod merge;
+mod pace_control;
 pub mod pacing;
 pub mod postponed_reads;
 pub mod prefetch_degree;
@@ -89,6 +90,8 @@ pub mod version_image;
 pub mod version_set;
 mod volume;
 mod volume_statistics;
+mod work_slice;
+mod write_throttle;
 mod writes;
 
 pub use handle::LsmEngine;

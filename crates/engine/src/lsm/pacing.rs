@@ -1,11 +1,11 @@
-//! Pacing: how fast compaction writes, and how much a writer is delayed, so that writers slow down little by little to what compaction can keep up with. Pure.
+//! Pacing: how fast compaction writes, and how fast writers may, so that these slow down little by little to what compaction can keep up with. Pure.
 //!
 //! ```text
-//!   pressure   0 ── below every soft limit ──▶ 1 at a hard limit: the highest of level 0, pending bytes and memtables
-//!   writers    may write at fast × (slow ÷ fast)^pressure: from what was observed down to a part of what compaction drains
+//!   pressure   0 ── below every soft limit ──▶ 1 at a hard limit: the highest of level 0, pending bytes, memtables and space
+//!   writers    may write at fast × (slow ÷ fast)^pressure: from what the device takes down to a part of what compaction drains
 //!   compaction from the speed that ends the work in a given time, up to that of the device at a pressure of one half
 //! ```
-//! Nothing stops a writer but full memory ([`Pace::must_wait`]): the delay of a write is bounded ([`PacingSettings::delay_max`]), and rises without steps.
+//! The limit of writers falls without steps, and is never 0. [`super::write_throttle`] keeps them to it.
 //!
 //! Invariants: with more pressure, no writer is faster and no compaction slower. Tested below, also in a closed loop.
 
@@ -24,8 +24,8 @@ pub struct PacingSettings {
     pub pending_hard_bytes: u64,
     /// The part of the memory for memtables, in thousandths, from which on writers are delayed.
     pub memory_soft_permille: u64,
-    /// The longest delay of a write.
-    pub delay_max: Nanos,
+    /// Space for puts below which writers are delayed, in bytes; at 0 the delay is the longest.
+    pub space_soft_bytes: u64,
     /// The time in which compaction ends its work if nothing is written.
     pub catch_up: Nanos,
     /// The least speed of compactions, in bytes a second.
@@ -44,7 +44,7 @@ impl Default for PacingSettings {
             pending_soft_bytes: 4 << 30,
             pending_hard_bytes: 64 << 30,
             memory_soft_permille: 600,
-            delay_max: Nanos::from_millis(20),
+            space_soft_bytes: 256 << 20,
             catch_up: Nanos::from_secs(5),
             compaction_min: 16 << 20,
             device_max: 2 << 30,
@@ -64,6 +64,8 @@ pub struct PacingInput {
     pub memory_bytes: u64,
     /// The bytes that memtables may have.
     pub memory_bytes_max: u64,
+    /// The bytes that puts may use before they wait for space; [`u64::MAX`] if there is nothing to collect, so that no delay makes any.
+    pub spare_bytes: u64,
     /// What users wrote of late, in bytes a second.
     pub written_per_second: u64,
     /// What flushes and compactions took out of memtables and level 0 of late, in bytes of users a second; 0 if unknown.
@@ -71,29 +73,27 @@ pub struct PacingInput {
 }
 
 /// How fast things may go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// What compactions may write, in bytes a second.
     pub compaction_per_second: u64,
-    /// The delay of a write for each KiB that it has.
-    pub delay_per_kib: Nanos,
-    /// The longest delay of a write.
-    pub delay_max: Nanos,
-    /// Whether memory is full: a write waits for a flush.
-    pub must_wait: bool,
+    /// What users may write, in bytes a second; [`u64::MAX`] without pressure.
+    pub users_per_second: u64,
+    /// How far compaction is on the way to all that the device gives, from 0 to 1.
+    pub urgency: f64,
 }
 
 impl Pace {
-    /// The delay of a write of so many bytes.
-    pub fn delay(&self, write_bytes: u64) -> Nanos {
-        let delay = u128::from(self.delay_per_kib.0) * u128::from(write_bytes) / 1024;
-        Nanos(delay.min(u128::from(self.delay_max.0)) as u64)
+    /// The bytes a second of work that has to end in time at `calm` of them: up to `most`.
+    pub fn hastened(&self, calm: u64, most: u64) -> u64 {
+        let calm = calm.min(most);
+        calm + ((most - calm) as f64 * self.urgency) as u64
     }
 }
 
-/// The least that writers may write at the highest pressure, in bytes a second.
-const WRITERS_MIN: f64 = 64.0 * 1024.0;
-/// At the highest pressure writers get this part of what is drained.
+/// The least that users may write at the highest pressure, in bytes a second.
+const USERS_MIN: f64 = (1 << 20) as f64;
+/// At the highest pressure users get this part of what is drained.
 const DRAINED_SHARE: f64 = 0.5;
 
 /// How far `value` is on the way from `soft` to `hard`, from 0 to 1.
@@ -109,9 +109,11 @@ pub fn pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
     let level0 = part(input.level0_tables as u64, settings.level0_soft as u64, settings.level0_hard as u64);
     let pending = part(input.pending_bytes, settings.pending_soft_bytes, settings.pending_hard_bytes);
     let memory = part(input.memory_bytes, soft_bytes as u64, input.memory_bytes_max);
+    let used_of_soft = settings.space_soft_bytes.saturating_sub(input.spare_bytes);
+    let space = part(used_of_soft, 0, settings.space_soft_bytes);
     match settings.compaction_max {
         0 => memory,
-        _ => level0.max(pending).max(memory),
+        _ => level0.max(pending).max(memory).max(space),
     }
 }
 
@@ -122,23 +124,19 @@ pub fn pace(input: &PacingInput, settings: &PacingSettings) -> Pace {
         0 => settings.compaction_min.min(settings.compaction_max) as f64,
         drained => drained as f64,
     };
-    let slow = (drained * DRAINED_SHARE).max(WRITERS_MIN);
+    let slow = (drained * DRAINED_SHARE).max(USERS_MIN);
     let fast = (settings.device_max as f64).max(input.written_per_second as f64).max(slow);
-    // Less the time that a byte takes anyway.
-    let limit = fast * (slow / fast).powf(pressure);
-    let delay_ns = 1024.0 * 1e9 * (1.0 / limit - 1.0 / fast);
+    let users_per_second = match pressure > 0.0 {
+        true => (fast * (slow / fast).powf(pressure)) as u64,
+        false => u64::MAX,
+    };
     // All of the device at a pressure of one half; without pressure the speed that ends the work in time beside new writes.
     let catch_up_seconds = (settings.catch_up.0 as f64 / 1e9).max(0.001);
     let needed = input.pending_bytes as f64 / catch_up_seconds + input.written_per_second as f64;
-    let device_max = settings.device_max as f64;
-    let calm = needed.max(settings.compaction_min as f64).min(device_max);
-    let urgent = (2.0 * pressure).min(1.0);
-    Pace {
-        compaction_per_second: ((calm + (device_max - calm) * urgent) as u64).min(settings.compaction_max),
-        delay_per_kib: Nanos(delay_ns as u64),
-        delay_max: settings.delay_max,
-        must_wait: input.memory_bytes >= input.memory_bytes_max,
-    }
+    let calm = needed.max(settings.compaction_min as f64) as u64;
+    let pace = Pace { compaction_per_second: 0, users_per_second, urgency: (2.0 * pressure).min(1.0) };
+    let compaction_per_second = pace.hastened(calm, settings.device_max).min(settings.compaction_max);
+    Pace { compaction_per_second, ..pace }
 }
 
 #[cfg(test)]
@@ -146,21 +144,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SECOND: u64 = 1_000_000_000;
-
     fn input() -> PacingInput {
         PacingInput {
             level0_tables: 2,
             pending_bytes: 1 << 30,
             memory_bytes: 10 << 20,
             memory_bytes_max: 100 << 20,
+            spare_bytes: u64::MAX,
             written_per_second: 50 << 20,
             drained_per_second: 100 << 20,
         }
     }
 
     #[test]
-    fn pressure_is_that_of_the_worst_of_three() {
+    fn pressure_is_that_of_the_worst_of_four() {
         let settings = PacingSettings::default();
         let (mebibyte, gibibyte) = (1 << 20, 1 << 30);
         //  want  level 0  pending         memory
@@ -180,21 +177,22 @@ mod tests {
             let found = pressure(&input, &settings);
             assert!((found - want).abs() < 1e-6, "{found} instead of {want} for {input:?}");
         }
+        for (want, spare_bytes) in [(0.0, 256 * mebibyte), (0.25, 192 * mebibyte), (1.0, 0)] {
+            let found = pressure(&PacingInput { spare_bytes, ..input() }, &settings);
+            assert!((found - want).abs() < 1e-6, "{found} instead of {want} with {spare_bytes} B");
+        }
     }
 
     #[test]
-    fn writers_are_not_delayed_below_the_soft_limits_and_wait_only_for_memory() {
+    fn users_have_no_limit_below_the_soft_limits_and_half_of_what_is_drained_at_the_hard_ones() {
         let settings = PacingSettings::default();
-        let calm = pace(&input(), &settings);
-        assert_eq!((calm.delay(1 << 20), calm.must_wait), (Nanos(0), false));
+        assert_eq!(pace(&input(), &settings).users_per_second, u64::MAX);
         let full = PacingInput { level0_tables: 1000, pending_bytes: u64::MAX, ..input() };
-        let slowest = pace(&full, &settings);
-        assert!(!slowest.must_wait && slowest.delay(u64::MAX) == settings.delay_max);
-        // Half of what is drained, less the time that the bytes take anyway.
-        let per_mebibyte = 1024 * slowest.delay_per_kib.0;
-        let wanted = SECOND / 50 - SECOND / 2048;
-        assert!(per_mebibyte.abs_diff(wanted) < wanted / 100, "{per_mebibyte} ns instead of {wanted}");
-        assert!(pace(&PacingInput { memory_bytes: 100 << 20, ..input() }, &settings).must_wait);
+        assert!(pace(&full, &settings).users_per_second.abs_diff(50 << 20) < 1000);
+        let unknown = PacingInput { drained_per_second: 0, ..full };
+        assert!(pace(&unknown, &settings).users_per_second.abs_diff(8 << 20) < 1000);
+        let nothing = PacingInput { drained_per_second: 1, ..full };
+        assert!(pace(&nothing, &settings).users_per_second.abs_diff(1 << 20) < 1000);
     }
 
     #[test]
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn compaction_keeps_to_its_bound_at_any_pressure_and_without_compaction_only_memory_delays() {
+    fn compaction_keeps_to_its_bound_at_any_pressure_and_without_compaction_only_memory_limits() {
         let bounded = |compaction_max| PacingSettings { compaction_max, ..PacingSettings::default() };
         let urgent = PacingInput { level0_tables: 32, pending_bytes: 100 << 30, ..input() };
         for (compaction_max, input, want) in [
@@ -223,23 +221,24 @@ mod tests {
             assert_eq!(pace(&input, &bounded(compaction_max)).compaction_per_second, want);
         }
         assert_eq!(pressure(&urgent, &bounded(1)), 1.0);
-        assert_eq!(pace(&urgent, &bounded(0)).delay(1 << 20), Nanos(0));
+        assert_eq!(pace(&urgent, &bounded(0)).users_per_second, u64::MAX);
         let full = PacingInput { memory_bytes: 100 << 20, ..urgent };
-        assert!(pressure(&full, &bounded(0)) == 1.0 && pace(&full, &bounded(0)).must_wait);
+        assert!(pressure(&full, &bounded(0)) == 1.0);
     }
 
     proptest! {
         #[test]
         fn more_of_anything_never_makes_writers_faster_or_compaction_slower(
-            numbers in any::<[u32; 6]>(), more in any::<[u32; 3]>(), write_bytes in any::<u32>(),
+            numbers in any::<[u32; 7]>(), more in any::<[u32; 4]>(),
         ) {
             let settings = PacingSettings::default();
-            let [level0, pending, memory, max, written, drained] = numbers.map(u64::from);
+            let [level0, pending, memory, max, spare, written, drained] = numbers.map(u64::from);
             let less = PacingInput {
                 level0_tables: (level0 % 50) as usize,
                 pending_bytes: pending << 8,
                 memory_bytes: memory,
                 memory_bytes_max: max,
+                spare_bytes: spare,
                 written_per_second: written,
                 drained_per_second: drained,
             };
@@ -247,41 +246,37 @@ mod tests {
                 level0_tables: less.level0_tables + (more[0] % 10) as usize,
                 pending_bytes: less.pending_bytes + (u64::from(more[1]) << 6),
                 memory_bytes: less.memory_bytes + u64::from(more[2]),
+                spare_bytes: less.spare_bytes.saturating_sub(u64::from(more[3])),
                 ..less
             };
             let (before, after) = (pace(&less, &settings), pace(&more, &settings));
-            let write_bytes = u64::from(write_bytes);
-            prop_assert!(before.delay(write_bytes) <= after.delay(write_bytes));
-            prop_assert!(after.delay(write_bytes) <= settings.delay_max);
+            prop_assert!(before.users_per_second >= after.users_per_second && after.users_per_second > 0);
             prop_assert!(before.compaction_per_second <= after.compaction_per_second);
             prop_assert!(after.compaction_per_second <= settings.device_max.max(settings.compaction_min));
-            prop_assert_eq!(after.must_wait, more.memory_bytes >= more.memory_bytes_max);
         }
     }
 
     /// Writers that want `wanted` bytes a second, on a device of `device` bytes a second that writes each byte of a user `amplification` times. Gives what they
-    /// wrote in each of the last 200 of 400 steps of 100 ms, whether they ever waited for memory, and of the delays of a KiB in ns then the longest change in one step and the highest.
-    fn closed_loop(wanted: u64, device: u64, amplification: u64) -> (Vec<u64>, bool, (u64, u64)) {
+    /// wrote in each of the last 200 of 400 steps of 100 ms, whether memory was ever full, and the highest quotient of two limits in turn then.
+    fn closed_loop(wanted: u64, device: u64, amplification: u64) -> (Vec<u64>, bool, f64) {
         let settings = PacingSettings { device_max: device, ..PacingSettings::default() };
         let (memory_bytes_max, table_bytes) = (256 << 20, 32 << 20);
         let (mut memory, mut level0) = (0u64, 0u64);
         let (mut written, mut drained) = (0, 0);
-        let (mut history, mut has_waited, mut delays) = (Vec::new(), false, Vec::new());
+        let (mut history, mut was_full, mut limits) = (Vec::new(), false, Vec::new());
         for step in 0..400 {
             let input = PacingInput {
                 level0_tables: (level0 / table_bytes) as usize,
                 pending_bytes: level0 * (amplification - 1),
                 memory_bytes: memory,
                 memory_bytes_max,
+                spare_bytes: u64::MAX,
                 written_per_second: written,
                 drained_per_second: drained,
             };
             let pace = pace(&input, &settings);
-            has_waited |= pace.must_wait;
-            let delay = pace.delay_per_kib.0;
-            // Each byte takes its share of a second without delay, and its delay.
-            let seconds_per_byte = 1.0 / wanted as f64 + delay as f64 / 1e9 / 1024.0;
-            written = (1.0 / seconds_per_byte) as u64;
+            was_full |= memory >= memory_bytes_max;
+            written = wanted.min(pace.users_per_second);
             let arrives = (written / 10).min(memory_bytes_max - memory);
             // Journal and flush come first; compaction has the rest, up to its pace.
             let flushes = memory.min((device / 10).saturating_sub(arrives));
@@ -292,11 +287,11 @@ mod tests {
             drained = (drained * 9 + compacts * 10) / 10;
             if step >= 200 {
                 history.push(arrives * 10);
-                delays.push(delay);
+                limits.push(pace.users_per_second.min(device) as f64);
             }
         }
-        let changes = delays.windows(2).map(|pair| pair[0].abs_diff(pair[1]));
-        (history, has_waited, (changes.max().unwrap(), delays.iter().copied().max().unwrap()))
+        let changes = limits.windows(2).map(|pair| (pair[0] / pair[1]).max(pair[1] / pair[0]));
+        (history, was_full, changes.fold(1.0, f64::max))
     }
 
     #[test]
@@ -305,14 +300,14 @@ mod tests {
         // What the device can keep up with is a twelfth of its speed: journal, flush, ten times compaction.
         for (wanted, device) in [(1000, 600), (200, 600), (2000, 2000), (40, 600)] {
             let (wanted, device) = (wanted * mebibyte, device * mebibyte);
-            let (history, has_waited, (change, highest_delay)) = closed_loop(wanted, device, 11);
+            let (history, was_full, change) = closed_loop(wanted, device, 11);
             let most = (device / 12).min(wanted);
             let mean = history.iter().sum::<u64>() / history.len() as u64;
             let (least, highest) = (history.iter().min().unwrap(), history.iter().max().unwrap());
-            assert!(!has_waited, "{wanted} of {device}: memory was full");
+            assert!(!was_full, "{wanted} of {device}: memory was full");
             assert!(mean * 10 >= most * 7, "{wanted} of {device}: {mean} instead of {most}");
             assert!(least * 3 >= mean && *highest <= 3 * mean, "{wanted} of {device}: {least} to {highest}");
-            assert!(change * 3 <= highest_delay, "{change} of {highest_delay} ns a KiB in one step");
+            assert!(change <= 1.5, "{wanted} of {device}: a limit {change} times that before");
         }
     }
 }

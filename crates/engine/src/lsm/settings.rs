@@ -60,6 +60,7 @@ impl TreeSettings {
         // An image has the first and last key of each table: the areas hold those of so many.
         let table_bytes = (data_bytes / 128).clamp(64 << 10, 16 << 20);
         let segment_bytes = (data_bytes / 256).clamp(256 << 10, 64 << 20);
+        let input_bytes_max = 16 * table_bytes.max(memtable_bytes / 4);
         TreeSettings {
             memtable_bytes: memtable_bytes as usize,
             memtables_max: 4,
@@ -79,7 +80,7 @@ impl TreeSettings {
             views_max: 64,
             compaction: CompactionSettings {
                 level1_bytes: 4 * memtable_bytes,
-                input_bytes_max: 16 * table_bytes.max(memtable_bytes / 4),
+                input_bytes_max,
                 parallel_max: 1,
                 unit_bytes,
                 ..CompactionSettings::default()
@@ -87,6 +88,7 @@ impl TreeSettings {
             pacing: PacingSettings {
                 pending_soft_bytes: data_bytes / 16,
                 pending_hard_bytes: data_bytes / 4,
+                space_soft_bytes: input_bytes_max.min(data_bytes / 16),
                 ..PacingSettings::default()
             },
             compresses: false,

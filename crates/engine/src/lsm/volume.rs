@@ -6,6 +6,7 @@ use super::iterator_list::IteratorList;
 use super::journal::{ChangeContents, JournalChange};
 use super::journal_room::JournalRoom;
 use super::memtables::Memtables;
+use super::pace_control::PaceRates;
 use super::postponed_reads::PostponedReads;
 use super::prefetch_degree::PrefetchBudget;
 use super::retention::ForgottenTombstones;
@@ -17,6 +18,7 @@ use super::table_meta::{SegmentMeta, TableMeta};
 use super::tree_version::TreeVersion;
 use super::value_segments::ValueSegments;
 use super::version_set::VersionSet;
+use super::write_throttle::WriteThrottle;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
@@ -73,6 +75,12 @@ pub(super) struct CompactionState {
     /// Writes that waited for space, or for room in memory or in the journal, and the sum of their waits.
     pub waited_writes: AtomicU64,
     pub waited_ns: AtomicU64,
+    /// Writes that waited for their turn since compaction could not keep up, and the sum of their waits.
+    pub delayed_writes: AtomicU64,
+    pub delayed_ns: AtomicU64,
+    /// The bytes of users that compactions took out of level 0.
+    pub drained_bytes: AtomicU64,
+    pub rates: PaceRates,
 }
 
 /// A rest of a run of fewer units is not given back: no table would fit in it.
@@ -130,6 +138,7 @@ pub struct LsmVolume {
     pub(super) abandoned: AbandonedCount,
     pub(super) edits: EditProgress,
     pub(super) compaction: CompactionState,
+    pub(super) throttle: WriteThrottle,
     next_table_id: AtomicU64,
     next_segment_id: AtomicU32,
     /// Whether a write ever had a version: then a put has to know that of its key.
@@ -217,6 +226,7 @@ impl LsmVolume {
                 next_edit: AtomicU64::new(u64::from(superblock.incarnation) << 32),
             },
             compaction: CompactionState::default(),
+            throttle: WriteThrottle::default(),
             next_table_id: AtomicU64::new(last_table_id + u64::from(IDS_PER_OPENING)),
             next_segment_id: AtomicU32::new(last_segment_id + IDS_PER_OPENING),
             has_versions: AtomicBool::new(state.has_versions),
@@ -359,6 +369,11 @@ impl LsmVolume {
     /// Whether puts may allocate `units`, and a contiguous run of that length is free.
     pub(super) fn has_spare_run(&self, units: u64) -> bool {
         self.has_spare_units(units) && self.space.has_run(units)
+    }
+
+    /// The units that puts may still allocate.
+    pub(super) fn spare_units(&self) -> u64 {
+        self.space.free_units().saturating_sub(self.spared_units())
     }
 
     /// The units that puts leave: the reserve, and what the memtables will take.

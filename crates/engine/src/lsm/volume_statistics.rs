@@ -45,6 +45,8 @@ impl LsmVolume {
             stalls: StallStatistics {
                 waited_writes: load(&work.waited_writes),
                 waited: Nanos(load(&work.waited_ns)),
+                delayed_writes: load(&work.delayed_writes),
+                delayed: Nanos(load(&work.delayed_ns)),
             },
             segments,
             segment_bytes: segment_units * unit_bytes,
@@ -96,7 +98,10 @@ mod tests {
         let state = &volume.compaction;
         state.waited_writes.store(1, Ordering::Relaxed);
         state.waited_ns.store(2, Ordering::Relaxed);
-        let want = StallStatistics { waited_writes: 1, waited: Nanos(2) };
+        state.delayed_writes.store(3, Ordering::Relaxed);
+        state.delayed_ns.store(4, Ordering::Relaxed);
+        let want =
+            StallStatistics { waited_writes: 1, waited: Nanos(2), delayed_writes: 3, delayed: Nanos(4) };
         assert_eq!(volume.tree_statistics().stalls, want);
     }
 }

@@ -1,7 +1,7 @@
 //! The changes that one core makes: put and delete.
 //!
 //! ```text
-//!   put   room in the journal ─▶ lock key ─▶ what is known of it ─▶ [space in the open segment] ─▶ journal batch, record beside it ─▶ memtable ─▶ reply
+//!   put   [its turn] ─▶ room in the journal ─▶ lock key ─▶ what is known of it ─▶ [space in the open segment] ─▶ journal batch, record beside it ─▶ memtable ─▶ reply
 //! ```
 //! A put without a condition, on a volume where no write had a version, looks nothing up. Writes have shared their journal batch with others, so [`super::handle`]
 //! lets them run to their ends.
@@ -89,6 +89,10 @@ impl LsmCore {
         let value_bytes = value.bytes;
         if value_bytes > volume.value_bytes_max() {
             return Ok(PutOutcome::TooLong);
+        }
+        if volume.throttle.is_limited() {
+            // Boxed because it is rare: it would enlarge every put's future.
+            Box::pin(self.wait_for_turn((key.len() + value_bytes) as u64)).await?;
         }
         let Some(record) = join_value(&self.pool, volume.unit_bytes(), key, value)? else {
             return Ok(PutOutcome::TooLong);
