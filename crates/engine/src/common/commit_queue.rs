@@ -14,7 +14,7 @@
 
 use super::allocator::Extent;
 use super::batch_parts::{BatchBuffers, ChangeState, QueuedChange, UnwrittenRecord};
-use super::journal::{self, BATCH_HEADER_BYTES, BatchHeader, JournalEntry, batch_units_max};
+use super::journal::{self, BATCH_HEADER_BYTES, BatchHeader, JournalEntry, JournalPosition, batch_units_max};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
@@ -37,19 +37,6 @@ const IN_FLIGHT_PER_WAITING: usize = 2;
 
 /// Batches of the largest size that fit before reserved units of the ring, at least: two that a claim asks for, and two more.
 const RESERVATION_BATCHES_MIN: u32 = 4;
-
-/// A position in the journal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct JournalPosition {
-    /// The unit of the ring at which the batch begins.
-    pub unit: u32,
-    /// The number of the batch.
-    pub batch: u64,
-    /// The number of the batch's first entry.
-    pub entry: u64,
-    /// Units used since the opening, unused units at the ring's end included.
-    pub units_used: u64,
-}
 
 /// The journal that batches go to: its size, and the header fields that every batch of this opening shares.
 #[derive(Clone, Copy, Debug)]

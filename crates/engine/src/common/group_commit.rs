@@ -23,7 +23,8 @@
 
 use super::allocator::Extent;
 use super::batch_parts::{BatchBuffers, ChangeState, UnwrittenRecord};
-use super::commit_queue::{BatchClaim, CommitQueue, JournalPosition, PoisonGuard, WaiterAction};
+use super::commit_queue::{BatchClaim, CommitQueue, PoisonGuard, WaiterAction};
+use super::journal::JournalPosition;
 use super::journal::{self, BatchHeader, JournalEntry};
 use super::key_locks::{KeyGuard, KeyLocks};
 use crate::bug_injection::{self, InjectedBug};

@@ -24,6 +24,19 @@ const MAGIC: [u8; 4] = *b"OKVJ";
 /// The fixed part of a batch, in bytes.
 pub const BATCH_HEADER_BYTES: usize = 64;
 
+/// A position in the journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalPosition {
+    /// The unit of the ring at which the batch begins.
+    pub unit: u32,
+    /// The number of the batch.
+    pub batch: u64,
+    /// The number of the batch's first entry.
+    pub entry: u64,
+    /// Units used since the opening, unused units at the ring's end included.
+    pub units_used: u64,
+}
+
 /// One change in the journal of an engine.
 pub trait JournalEntry: Clone + PartialEq {
     /// What the write of a change's record tells about the change.

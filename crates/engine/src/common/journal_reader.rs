@@ -8,7 +8,8 @@
 //! ones, whose records the engine verifies; the position of the next batch. Invariants: nothing is written; a batch counts
 //! if one copy is intact; a batch that is lost in both copies is found by a later one that relies on it.
 
-use super::commit_queue::{JournalPosition, LEADERS_MAX};
+use super::commit_queue::LEADERS_MAX;
+use super::journal::JournalPosition;
 use super::journal::{Batch, JournalEntry, UncheckedBatch, batch_units_max};
 use super::superblock::COUNT_MAX;
 use super::unit_reader::UnitReader;

@@ -10,9 +10,10 @@ use super::superblock::HashSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
 use crate::common::allocator::{Extent, SpaceAllocator};
-use crate::common::commit_queue::{CommitQueue, JournalConfig, JournalPosition};
+use crate::common::commit_queue::{CommitQueue, JournalConfig};
 use crate::common::epoch::Epochs;
 use crate::common::held_numbers::SHARD_BITS;
+use crate::common::journal::JournalPosition;
 use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::common::prepare::Preparer;
 use crate::common::record::{

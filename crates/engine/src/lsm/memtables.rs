@@ -13,7 +13,7 @@ use super::entry::TreeEntry;
 use super::memtable::Memtable;
 use super::memtable_slot::MemtableSlot;
 use super::table_meta::TableMeta;
-use crate::common::commit_queue::JournalPosition;
+use crate::common::journal::JournalPosition;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::sync::Arc;

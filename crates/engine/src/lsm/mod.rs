@@ -62,6 +62,7 @@ pub mod memtable_slot;
 pub mod memtables;
 pub mod merge;
 mod pace_control;
+mod pace_meter;
 pub mod pacing;
 pub mod postponed_reads;
 pub mod prefetch_degree;
