@@ -1,5 +1,5 @@
 //! The bound of what compactions write: tables and the values that move with them, however short the compactions are; a caller that waits for one does not wait
-//! for its pauses.
+//! for its pauses. Writers that compaction cannot follow are delayed a little each, instead of stopped.
 
 use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
@@ -14,6 +14,7 @@ use octokv_engine::{
 };
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ use std::sync::Arc;
 const BOUND: u64 = 16 << 10;
 /// What may be written before its pause: one short compaction, with tables and values of 64 KiB each.
 const AHEAD_BYTES: u64 = 180 << 10;
+/// Tables of level 0 at which writers are delayed the most.
+const LEVEL0_HARD: usize = 12;
 
 struct Maintained {
     engine: Rc<LsmEngine>,
@@ -41,6 +44,20 @@ fn with_a_long_memtable(settings: &mut TreeSettings) {
 fn with_short_compactions(settings: &mut TreeSettings) {
     make_small(settings);
     settings.memtable_bytes = 64 << 10;
+}
+
+/// The longest that a put of [`Maintained::add_writer`] took, and their number.
+#[derive(Default)]
+struct Puts {
+    longest: Cell<Nanos>,
+    count: Cell<u64>,
+}
+
+/// Writers are delayed from a few tables of level 0 on.
+fn with_few_tables_in_level_0(settings: &mut TreeSettings) {
+    with_short_compactions(settings);
+    (settings.pacing.level0_soft, settings.pacing.level0_hard) = (4, LEVEL0_HARD);
+    settings.pacing.device_max = 16 << 20;
 }
 
 impl Maintained {
@@ -87,6 +104,21 @@ impl Maintained {
             let stored = block_on(self.engine.put(&key, PutMode::Upsert, record, value_bytes), || ());
             assert_eq!(stored, Ok(PutOutcome::Stored));
         }
+    }
+
+    /// Adds a task that puts a value each millisecond, or as fast as the volume lets it.
+    fn add_writer(&mut self, first: u64, puts: &Rc<Puts>) {
+        let (engine, handle, puts) = (Rc::clone(&self.engine), self.handle.clone(), Rc::clone(puts));
+        self.tasks.add(async move {
+            for index in (first..).step_by(7) {
+                let (key, begun) = (key_of(index % 1_000), handle.now());
+                let record = record_of(engine.record_layout(), &key, &value_of(&key, index, 250));
+                assert_eq!(engine.put(&key, PutMode::Upsert, record, 250).await, Ok(PutOutcome::Stored));
+                puts.longest.set(puts.longest.get().max(handle.now().since(begun)));
+                puts.count.set(puts.count.get() + 1);
+                handle.sleep(Nanos::from_millis(1)).await;
+            }
+        });
     }
 
     fn advance_ms(&mut self, millis: u64) {
@@ -207,4 +239,27 @@ fn tombstones_that_an_iterator_needs_are_dropped_when_it_has_ended() {
     drop(iterator);
     volume.advance_ms(10_000);
     assert_eq!(tables(&volume), 0, "{:?}", volume.tree());
+}
+
+#[test]
+fn writers_that_compaction_cannot_follow_are_delayed_and_not_stopped() {
+    const COMPACTED_PER_SECOND: u64 = 512 << 10;
+    let mut volume = Maintained::with(COMPACTED_PER_SECOND, with_few_tables_in_level_0);
+    volume.advance_ms(60_000);
+    assert_eq!(volume.tree().stalls.delayed_writes, 0, "compaction alone delays no put");
+    let puts = Rc::<Puts>::default();
+    (0..4).for_each(|writer| volume.add_writer(writer * 250, &puts));
+    let (mut level0_most, mut counts) = (0, Vec::new());
+    for _ in 0..20 {
+        let before = puts.count.get();
+        volume.advance_ms(1_000);
+        counts.push(puts.count.get() - before);
+        level0_most = level0_most.max(volume.tree().levels[0].tables);
+    }
+    let (stalls, longest) = (volume.tree().stalls, puts.longest.get());
+    let report = format!("{counts:?} puts, {longest:?} for one, {level0_most} tables, {stalls:?}");
+    assert!(stalls.delayed_writes > 1_000 && counts.iter().all(|&count| count > 1_000), "{report}");
+    assert!(longest < Nanos::from_millis(250), "{report}");
+    // Without delays there are several hundred.
+    assert!(level0_most <= LEVEL0_HARD as u64, "{report}");
 }
