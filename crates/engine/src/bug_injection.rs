@@ -96,6 +96,8 @@ pub enum InjectedBug {
     PrepareImagesInUse,
     /// A read of a table that the device fails counts as one whose blocks the medium has lost.
     DeviceErrorIsDamage,
+    /// Puts that were delayed are not woken when the limit ends.
+    ForgetDelayedWrites,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -27,7 +27,7 @@ use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
 use octokv_engine::linearizability::KeyState;
-use octokv_engine::{AnyVolume, Durability, Volume};
+use octokv_engine::{Durability, Volume};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
 
@@ -362,10 +362,10 @@ impl KvRunner {
             self.simulation.stats.cache_hits += statistics.cache.hits;
             let compaction = statistics.compaction;
             self.simulation.stats.compacted += compaction.joined_values + compaction.moved_records;
-            if let AnyVolume::Lsm(volume) = volume {
-                let counts = volume.flush_and_compaction_counts();
-                let sums = &mut self.simulation.stats.flushes_and_compactions;
-                sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+            if let Some(tree) = statistics.tree {
+                self.simulation.stats.flushes += tree.flushes;
+                self.simulation.stats.compactions += tree.compactions;
+                self.simulation.stats.delayed_writes += tree.stalls.delayed_writes;
             }
         }
     }

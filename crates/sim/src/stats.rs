@@ -30,8 +30,12 @@ pub struct ScenarioStats {
     pub compacted: u64,
     /// Pairs that scans received.
     pub scanned_pairs: u64,
-    /// Memtables flushed to tables, and compactions of tables, of the same volumes.
-    pub flushes_and_compactions: [u64; 2],
+    /// Memtables flushed to tables, of the same volumes.
+    pub flushes: u64,
+    /// Compactions of tables, of the same volumes.
+    pub compactions: u64,
+    /// Puts that waited for their turn since compaction could not follow, of the same volumes.
+    pub delayed_writes: u64,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
     /// Accesses to memory in place: by commands that end at once.

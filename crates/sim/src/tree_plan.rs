@@ -56,6 +56,8 @@ impl TreePlan {
         settings.views_max = self.views_max;
         settings.prefetch = PrefetchMode::Fixed(self.prefetch_degree);
         settings.compaction.level0_trigger = self.level0_trigger;
+        settings.pacing.level0_soft = self.level0_trigger + 1;
+        settings.pacing.level0_hard = 4 * self.level0_trigger + 4;
         settings.compaction.level1_bytes = 2 * self.table_bytes;
         settings.compaction.multiplier = 2;
         settings.compaction.input_bytes_max = 16 * self.table_bytes;

@@ -12,19 +12,21 @@ fn assert_found_in_tree(bug: InjectedBug, seeds: u64) {
 
 #[test]
 fn scans_run_beside_flushes_compactions_and_checkpoints() {
-    let (mut pairs, mut flushes, mut compactions, mut checkpoints, mut moved) = (0, 0, 0, 0, 0);
+    let (mut pairs, mut flushes, mut compactions, mut checkpoints) = (0, 0, 0, 0);
+    let (mut moved, mut delayed) = (0, 0);
     for seed in 100..130 {
         let stats =
             run_seed(seed, Scenario::Ordered, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
         pairs += stats.scanned_pairs;
-        flushes += stats.flushes_and_compactions[0];
-        compactions += stats.flushes_and_compactions[1];
+        flushes += stats.flushes;
+        compactions += stats.compactions;
+        delayed += stats.delayed_writes;
         checkpoints += stats.checkpoints;
         moved += stats.compacted;
     }
     assert!(pairs > 1_000 && flushes > 1_000, "{pairs} pairs, {flushes} flushes");
     assert!(compactions > 300 && checkpoints > 30, "{compactions} compactions, {checkpoints} checkpoints");
-    assert!(moved > 50, "{moved} values were moved");
+    assert!(moved > 50 && delayed > 50, "{moved} values were moved, {delayed} puts delayed");
 }
 
 #[test]
@@ -105,4 +107,9 @@ fn a_device_error_that_counts_as_damage_is_found() {
 #[test]
 fn an_edit_that_no_flush_follows_is_found() {
     assert_found_in_tree(InjectedBug::SkipFlush, 60);
+}
+
+#[test]
+fn a_delayed_put_that_is_not_woken_is_found() {
+    assert_found_in_tree(InjectedBug::ForgetDelayedWrites, 60);
 }

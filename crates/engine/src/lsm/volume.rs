@@ -501,11 +501,6 @@ impl LsmVolume {
         }
     }
 
-    /// The memtables that were flushed since the opening, and the compactions that ran.
-    pub fn flush_and_compaction_counts(&self) -> [u64; 2] {
-        [&self.compaction.flushes, &self.compaction.compactions].map(|count| count.load(Ordering::Relaxed))
-    }
-
     /// No write of a version below this one will come.
     pub(super) fn forget_below(&self) -> Version {
         self.forgotten.lock().below

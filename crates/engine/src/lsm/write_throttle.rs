@@ -7,6 +7,7 @@
 //! In: from the task that maintains the volume, the limit and the bytes that it allows since the last time; puts with their bytes. Out: when each enters.
 //! Invariants: no put overtakes another that waits; without a limit none waits; one that is dropped while it waits leaves the queue. Tested below.
 
+use crate::bug_injection::{self, InjectedBug};
 use octokv_runtime::waiter_queue::{WaiterQueue, WaiterTicket};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -86,7 +87,8 @@ impl WriteThrottle {
             let mut state = self.state.lock();
             self.is_limited.store(false, Ordering::Relaxed);
             while let Some((_, waker)) = state.waiters.pop_front() {
-                wakers.extend(waker);
+                wakers
+                    .extend(waker.filter(|_| !bug_injection::is_injected(InjectedBug::ForgetDelayedWrites)));
             }
         }
         wakers.into_iter().for_each(Waker::wake);
