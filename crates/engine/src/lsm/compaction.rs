@@ -23,9 +23,10 @@ pub struct CompactionSettings {
     pub level1_bytes: u64,
     /// How many times as many bytes as the one above each further level may have, at least 2.
     pub multiplier: u64,
-    /// A compaction of more than the fewest possible tables reads at most these bytes, of tables and of values; the values that it moves
-    /// have at most as many again.
+    /// A compaction of more than the fewest possible tables reads at most these bytes of tables.
     pub input_bytes_max: u64,
+    /// A compaction that moves values of more than one segment moves at most these bytes.
+    pub moved_bytes_max: u64,
     /// The most compactions at the same time.
     pub parallel_max: usize,
     /// A table with so many tombstones in a thousand entries is compacted soon.
@@ -51,6 +52,7 @@ impl Default for CompactionSettings {
             level1_bytes: 256 << 20,
             multiplier: 10,
             input_bytes_max: 256 << 20,
+            moved_bytes_max: 256 << 20,
             parallel_max: 2,
             tombstone_permille: 500,
             segment_live_permille: 500,
@@ -399,7 +401,7 @@ fn moved_segments<'a>(
     let is_within = |&(_, _, bytes): &(u64, u32, u64)| {
         let is_first = moved_bytes == 0;
         moved_bytes = moved_bytes.saturating_add(bytes);
-        let is_few = is_first || moved_bytes <= input.settings.input_bytes_max;
+        let is_few = is_first || moved_bytes <= input.settings.moved_bytes_max;
         moved_bytes <= values_bytes_max && (is_few || input.settings.orders_values)
     };
     let mut moved: Vec<u32> = by_live_bytes.into_iter().take_while(is_within).map(|it| it.1).collect();

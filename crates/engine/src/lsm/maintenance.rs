@@ -50,7 +50,9 @@ const SCARCE_LIVE_PERMILLE: u16 = 900;
 const SCARCE_GARBAGE_PERMILLE: u16 = 20;
 
 /// A put that finds no space makes more than it needs, so that not every put does: one of so many parts of the reserve.
-const SPARE_DIVISOR: u64 = 4;
+const SPARE_DIVISOR: u64 = 32;
+/// While space is scarce, a compaction moves at most one of so many parts of the reserve.
+const STEPS_OF_RESERVE: u64 = 8;
 /// Space is short when puts can use less than this fraction of the reserve: one half.
 const SHORT_DIVISOR: u64 = 2;
 
@@ -154,6 +156,13 @@ impl LsmVolume {
         let free_bytes = self.space.free_units() * self.unit_bytes() as u64;
         settings.output_bytes_max = (free_bytes / 4 * 3) >> self.compaction.space_failures();
         settings.input_bytes_max = settings.input_bytes_max.min(settings.output_bytes_max / 2);
+        if wants_space || self.is_space_scarce() {
+            // What is freed at once is what puts wait for.
+            let step_bytes =
+                (self.settings.reserve_bytes / STEPS_OF_RESERVE).max(2 * self.settings.segment_bytes);
+            settings.moved_bytes_max = settings.moved_bytes_max.min(step_bytes);
+        }
+        settings.moved_bytes_max = settings.moved_bytes_max.min(settings.input_bytes_max);
         let choice = self.versions.with_usage(|version, usage| {
             let input = CompactionInput {
                 version,

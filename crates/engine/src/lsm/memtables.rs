@@ -67,6 +67,18 @@ struct AppliedChanges {
     last_number: u64,
     /// The bytes of their keys and values.
     written_bytes: u64,
+    /// The `written_bytes` at which the active memtable began.
+    active_from: u64,
+}
+
+/// When a memtable is full.
+#[derive(Clone, Copy, Debug)]
+pub struct MemtableBounds {
+    /// From so many bytes of memory on.
+    pub memory_bytes: usize,
+    /// From so many bytes of keys and values on, wherever the values lie: until they are flushed and compacted, no one knows what they replaced, and the space of
+    /// that is not free.
+    pub written_bytes: u64,
 }
 
 /// The memtables of a volume.
@@ -74,8 +86,7 @@ pub struct Memtables {
     /// Held while a change is inserted, and while the active memtable becomes a full one.
     applied: Mutex<AppliedChanges>,
     stack: Mutex<Arc<MemtableStack>>,
-    /// The bytes at which a memtable is full.
-    bytes_max: usize,
+    bounds: MemtableBounds,
 }
 
 fn placed(start: JournalPosition) -> PlacedMemtable {
@@ -84,11 +95,11 @@ fn placed(start: JournalPosition) -> PlacedMemtable {
 }
 
 impl Memtables {
-    /// An empty memtable, whose changes follow `last_number` and begin at a position. One is full from `bytes_max` bytes on.
-    pub fn new(start: JournalPosition, last_number: u64, bytes_max: usize) -> Memtables {
+    /// An empty memtable, whose changes follow `last_number` and begin at a position.
+    pub fn new(start: JournalPosition, last_number: u64, bounds: MemtableBounds) -> Memtables {
         let stack = MemtableStack { active: placed(start), full: SmallVec::new() };
-        let applied = Mutex::new(AppliedChanges { last_number, written_bytes: 0 });
-        Memtables { applied, stack: Mutex::new(Arc::new(stack)), bytes_max }
+        let applied = Mutex::new(AppliedChanges { last_number, ..AppliedChanges::default() });
+        Memtables { applied, stack: Mutex::new(Arc::new(stack)), bounds }
     }
 
     /// The memtables of this moment.
@@ -120,8 +131,10 @@ impl Memtables {
         let mut is_inserted = true;
         if let Some(entry) = entry {
             let mut active = Arc::clone(&self.stack.lock().active.memtable);
-            if active.bytes() >= self.bytes_max && active.sequences().is_some() {
-                active = self.rotate_after(applied.last_number, position());
+            let is_full = active.bytes() >= self.bounds.memory_bytes
+                || applied.written_bytes - applied.active_from >= self.bounds.written_bytes;
+            if is_full && active.sequences().is_some() {
+                active = self.rotate_after(&mut applied, position());
             }
             applied.written_bytes += (entry.key.len() + entry.value_bytes()) as u64;
             is_inserted = active.insert(entry);
@@ -133,10 +146,10 @@ impl Memtables {
     /// Makes the active memtable a full one, unless it is empty. `position` gives where the journal has the changes that follow, and is called while none is
     /// applied. False if it is empty.
     pub fn rotate(&self, position: impl FnOnce() -> JournalPosition) -> bool {
-        let applied = self.applied.lock();
+        let mut applied = self.applied.lock();
         let is_empty = self.current().active.memtable.sequences().is_none();
         if !is_empty {
-            self.rotate_after(applied.last_number, position());
+            self.rotate_after(&mut applied, position());
         }
         !is_empty
     }
@@ -151,13 +164,13 @@ impl Memtables {
         }
     }
 
-    /// REQUIRES: the caller has the lock of the changes that were applied.
-    fn rotate_after(&self, last_number: u64, start: JournalPosition) -> Arc<Memtable> {
+    fn rotate_after(&self, applied: &mut AppliedChanges, start: JournalPosition) -> Arc<Memtable> {
+        applied.active_from = applied.written_bytes;
         let next = placed(start);
         let memtable = Arc::clone(&next.memtable);
         let mut stack = self.stack.lock();
         let mut full = stack.full.clone();
-        full.insert(0, (stack.active.clone(), last_number));
+        full.insert(0, (stack.active.clone(), applied.last_number));
         *stack = Arc::new(MemtableStack { active: next, full });
         memtable
     }
@@ -240,9 +253,13 @@ mod tests {
         memtables.current().newest_first().map(of).collect()
     }
 
+    fn bounds(memory_bytes: usize, written_bytes: u64) -> MemtableBounds {
+        MemtableBounds { memory_bytes, written_bytes }
+    }
+
     #[test]
     fn a_full_memtable_gives_way_to_another_and_the_journal_is_needed_from_the_oldest_on() {
-        let memtables = Memtables::new(at(1), 10, 1);
+        let memtables = Memtables::new(at(1), 10, bounds(1, u64::MAX));
         for number in 11..14 {
             assert!(memtables.apply(number, Some(&entry(number)), || at(number as u32)));
         }
@@ -258,8 +275,21 @@ mod tests {
     }
 
     #[test]
+    fn a_memtable_is_full_of_values_that_lie_elsewhere() {
+        let bytes = (entry(1).key.len() + entry(1).value_bytes()) as u64;
+        let memtables = Memtables::new(at(1), 0, bounds(usize::MAX, 2 * bytes));
+        for number in 1..=7 {
+            assert!(memtables.apply(number, Some(&entry(number)), || at(number as u32)));
+        }
+        assert_eq!(sequences(&memtables), [vec![7], vec![6, 5], vec![4, 3], vec![2, 1]]);
+        assert!(memtables.rotate(|| at(8)) && memtables.apply(8, Some(&entry(8)), || at(8)));
+        assert!(memtables.apply(9, Some(&entry(9)), || at(9)));
+        assert_eq!(sequences(&memtables)[..2], [vec![9, 8], vec![7]], "it counts from the rotation on");
+    }
+
+    #[test]
     fn an_empty_memtable_is_not_rotated_and_its_start_moves() {
-        let memtables = Memtables::new(at(1), 10, usize::MAX);
+        let memtables = Memtables::new(at(1), 10, bounds(usize::MAX, u64::MAX));
         assert!(!memtables.rotate(|| at(2)));
         assert!(memtables.apply(11, None, || at(3)));
         memtables.advance_start(|| at(4));
@@ -274,7 +304,7 @@ mod tests {
 
     #[test]
     fn replay_drops_what_tables_have() {
-        let memtables = Memtables::new(at(1), 0, usize::MAX);
+        let memtables = Memtables::new(at(1), 0, bounds(usize::MAX, u64::MAX));
         for number in 1..=9 {
             assert!(memtables.apply(number, Some(&entry(number)), || at(0)));
             if number == 3 || number == 6 {

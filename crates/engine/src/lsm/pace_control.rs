@@ -11,7 +11,7 @@
 use super::compaction::{TreeCompaction, garbage};
 use super::compaction_choice::pending_bytes;
 use super::core::LsmCore;
-use super::pace_meter::{PaceMeter, per_second};
+use super::pace_meter::{PaceMeter, PaceTotals, per_second};
 use super::pacing::{Pace, PacingInput, pace};
 use super::version_edit::LEVELS;
 use super::volume::LsmVolume;
@@ -47,6 +47,7 @@ impl LsmVolume {
             memory_bytes: self.memtables.current().bytes(),
             memory_bytes_max: (settings.memtable_bytes * (settings.memtables_max + 1)) as u64,
             spare_bytes: self.spare_bytes_with_garbage(),
+            reclaimed_per_second: self.compaction.rates.reclaimed.load(Ordering::Relaxed),
             written_per_second: self.compaction.rates.written.load(Ordering::Relaxed),
             drained_per_second: self.compaction.rates.drained.load(Ordering::Relaxed),
         };
@@ -103,10 +104,14 @@ impl LsmCore {
             }
             handle.sleep(if volume.throttle.is_limited() { REFILL } else { LOOK }).await;
             let now = handle.now();
-            let drained = volume.compaction.drained_bytes.load(Ordering::Relaxed);
+            let totals = PaceTotals {
+                written: volume.memtables.written_bytes(),
+                drained: volume.compaction.drained_bytes.load(Ordering::Relaxed),
+                spare: volume.spare_units() * volume.unit_bytes() as u64,
+            };
             let has_work =
                 volume.versions.current().level0().len() >= volume.settings.compaction.level0_trigger;
-            meter.sample(now, volume.memtables.written_bytes(), drained, has_work);
+            meter.sample(now, totals, has_work);
             meter.publish(&volume.compaction.rates);
             let time = now.since(std::mem::replace(&mut refilled_at, now));
             match volume.pace().users_per_second {

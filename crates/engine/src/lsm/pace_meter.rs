@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What is written counts for about so long.
 const WRITTEN_TIME: Nanos = Nanos::from_secs(1);
+/// What is reclaimed counts for about so long: compactions free space when they end.
+const RECLAIMED_TIME: Nanos = Nanos::from_secs(3);
 
 /// The rates of a volume, as the control has last measured them, in bytes a second.
 #[derive(Debug, Default)]
@@ -15,14 +17,27 @@ pub(super) struct PaceRates {
     pub written: AtomicU64,
     /// 0 if unknown.
     pub drained: AtomicU64,
+    pub reclaimed: AtomicU64,
 }
 
-/// Measures two rates from totals. Pure.
+/// The totals of a volume, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PaceTotals {
+    /// What users wrote.
+    pub written: u64,
+    /// What left level 0.
+    pub drained: u64,
+    /// The space that puts may use now.
+    pub spare: u64,
+}
+
+/// Measures three rates from totals. Pure.
 #[derive(Debug, Default)]
 pub(super) struct PaceMeter {
-    last: Option<(Nanos, u64)>,
+    last: Option<(Nanos, PaceTotals)>,
     written_per_second: f64,
-    drained: u64,
+    /// Below 0 while compactions write more than they have freed.
+    reclaimed_per_second: f64,
     /// Since when there is work, or what was drained last.
     draining_since: Option<Nanos>,
     drained_per_second: f64,
@@ -33,20 +48,25 @@ pub(super) fn per_second(bytes: u64, time: Nanos) -> f64 {
 }
 
 impl PaceMeter {
-    /// Takes the totals of bytes at a time. `has_work`: whether compaction has something to drain; only such time counts.
-    pub(super) fn sample(&mut self, now: Nanos, written: u64, drained: u64, has_work: bool) {
+    /// Takes the totals at a time. `has_work`: whether compaction has something to drain; only such time counts.
+    pub(super) fn sample(&mut self, now: Nanos, totals: PaceTotals, has_work: bool) {
+        let mut new = 0;
         match self.last {
-            None => self.drained = drained,
-            Some((at, before)) if now > at => {
+            Some((at, last)) if now > at => {
                 let time = now.since(at);
-                let share = (time.0 as f64 / WRITTEN_TIME.0 as f64).min(1.0);
-                let rate = per_second(written.saturating_sub(before), time);
-                self.written_per_second += (rate - self.written_per_second) * share;
+                let share = |window: Nanos| (time.0 as f64 / window.0 as f64).min(1.0);
+                let written = totals.written.saturating_sub(last.written);
+                let rate = per_second(written, time);
+                self.written_per_second += (rate - self.written_per_second) * share(WRITTEN_TIME);
+                let freed = (totals.spare + written) as f64 - last.spare as f64;
+                let rate = freed * 1e9 / time.0 as f64;
+                self.reclaimed_per_second += (rate - self.reclaimed_per_second) * share(RECLAIMED_TIME);
+                new = totals.drained.saturating_sub(last.drained);
             }
             Some(_) => return,
+            None => {}
         }
-        self.last = Some((now, written));
-        let new = drained.saturating_sub(std::mem::replace(&mut self.drained, drained));
+        self.last = Some((now, totals));
         if new > 0
             && let Some(since) = self.draining_since.replace(now)
         {
@@ -61,6 +81,7 @@ impl PaceMeter {
 
     pub(super) fn publish(&self, rates: &PaceRates) {
         rates.written.store(self.written_per_second as u64, Ordering::Relaxed);
+        rates.reclaimed.store(self.reclaimed_per_second as u64, Ordering::Relaxed);
         rates.drained.store(self.drained_per_second as u64, Ordering::Relaxed);
     }
 }
@@ -75,7 +96,8 @@ mod tests {
     fn what_is_written_counts_for_a_second() {
         let mut meter = PaceMeter::default();
         let mut at = |ms: u64, written| {
-            meter.sample(Nanos::from_millis(ms), written, 0, false);
+            let totals = PaceTotals { written, ..PaceTotals::default() };
+            meter.sample(Nanos::from_millis(ms), totals, false);
             meter.written_per_second as u64
         };
         assert_eq!(at(0, 1000), 0, "what was written before is not known");
@@ -95,7 +117,8 @@ mod tests {
     fn what_is_drained_is_measured_from_the_time_at_which_there_was_work() {
         let mut meter = PaceMeter::default();
         let mut at = |seconds: u64, drained, has_work| {
-            meter.sample(Nanos(seconds * SECOND), 0, drained, has_work);
+            let totals = PaceTotals { drained, ..PaceTotals::default() };
+            meter.sample(Nanos(seconds * SECOND), totals, has_work);
             meter.drained_per_second as u64
         };
         assert_eq!(at(0, 500, false), 0, "it was drained before the first look");
@@ -108,5 +131,19 @@ mod tests {
         assert_eq!(at(301, 1_800, true), 100);
         assert_eq!(at(302, 1_900, true), 100);
         assert_eq!(at(303, 2_200, true), 200, "half of what was, half of what is");
+    }
+
+    #[test]
+    fn what_is_reclaimed_is_what_users_wrote_and_is_free_again() {
+        let mut meter = PaceMeter::default();
+        let mut at = |ms: u64, written, spare| {
+            meter.sample(Nanos::from_millis(ms), PaceTotals { written, spare, drained: 0 }, false);
+            meter.reclaimed_per_second as u64
+        };
+        assert_eq!(at(0, 500, 10_000), 0);
+        assert_eq!(at(3_000, 3_500, 7_000), 0, "nothing was freed");
+        assert_eq!(at(6_000, 6_500, 7_000), 1_000, "as much as was written");
+        assert_eq!(at(7_500, 6_500, 4_000), 0, "a compaction writes");
+        assert_eq!(at(10_500, 6_500, 10_000), 2_000, "and frees");
     }
 }

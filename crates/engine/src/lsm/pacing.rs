@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   pressure   0 ── below every soft limit ──▶ 1 at a hard limit: the highest of level 0, pending bytes, memtables and space
-//!   writers    may write at fast × (slow ÷ fast)^pressure: from what the device takes down to a part of what compaction drains
+//!   writers    may write at fast × (slow ÷ fast)^pressure: from what the device takes down to a part of what compaction drains; and, of the space that is left,
+//!              what compaction frees, less the less there is
 //!   compaction from the speed that ends the work in a given time, up to that of the device at a pressure of one half
 //! ```
 //! The limit of writers falls without steps, and is never 0. [`super::write_throttle`] keeps them to it.
@@ -68,6 +69,8 @@ pub struct PacingInput {
     pub spare_bytes: u64,
     /// What users wrote of late, in bytes a second.
     pub written_per_second: u64,
+    /// The space that flushes and compactions freed of late beside what they wrote, in bytes a second.
+    pub reclaimed_per_second: u64,
     /// What flushes and compactions took out of memtables and level 0 of late, in bytes of users a second; 0 if unknown.
     pub drained_per_second: u64,
 }
@@ -91,6 +94,8 @@ impl Pace {
     }
 }
 
+/// Writers use the space that is left in so long, if compaction frees none.
+const SPACE_TIME: Nanos = Nanos::from_secs(2);
 /// The least that users may write at the highest pressure, in bytes a second.
 const USERS_MIN: f64 = (1 << 20) as f64;
 /// At the highest pressure users get this part of what is drained.
@@ -102,8 +107,8 @@ fn part(value: u64, soft: u64, hard: u64) -> f64 {
     (value.saturating_sub(soft) as f64 / way as f64).min(1.0)
 }
 
-/// The pressure on writers, from 0 to 1.
-pub fn pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
+/// The pressure on writers, from 0 to 1: that of the work that compaction is behind, and that of space.
+fn pressures(input: &PacingInput, settings: &PacingSettings) -> (f64, f64) {
     let soft_bytes =
         u128::from(input.memory_bytes_max) * u128::from(settings.memory_soft_permille.min(1000)) / 1000;
     let level0 = part(input.level0_tables as u64, settings.level0_soft as u64, settings.level0_hard as u64);
@@ -112,23 +117,35 @@ pub fn pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
     let used_of_soft = settings.space_soft_bytes.saturating_sub(input.spare_bytes);
     let space = part(used_of_soft, 0, settings.space_soft_bytes);
     match settings.compaction_max {
-        0 => memory,
-        _ => level0.max(pending).max(memory).max(space),
+        0 => (memory, 0.0),
+        _ => (level0.max(pending).max(memory), space),
     }
+}
+
+/// What users may write so that space is left until compaction has freed some: as much as it frees with half of the soft limit left, and twice that at the limit.
+fn users_by_space(input: &PacingInput, settings: &PacingSettings) -> u64 {
+    let left = input.spare_bytes as f64 / settings.space_soft_bytes.max(1) as f64;
+    let unfreed = input.spare_bytes as f64 * 1e9 / SPACE_TIME.0 as f64;
+    (2.0 * left * input.reclaimed_per_second as f64 + unfreed).max(USERS_MIN) as u64
 }
 
 /// How fast compactions and writers may go.
 pub fn pace(input: &PacingInput, settings: &PacingSettings) -> Pace {
-    let pressure = pressure(input, settings);
+    let (work, space) = pressures(input, settings);
+    let pressure = work.max(space);
     let drained = match input.drained_per_second {
         0 => settings.compaction_min.min(settings.compaction_max) as f64,
         drained => drained as f64,
     };
     let slow = (drained * DRAINED_SHARE).max(USERS_MIN);
     let fast = (settings.device_max as f64).max(input.written_per_second as f64).max(slow);
-    let users_per_second = match pressure > 0.0 {
-        true => (fast * (slow / fast).powf(pressure)) as u64,
+    let users_by_work = match work > 0.0 {
+        true => (fast * (slow / fast).powf(work)) as u64,
         false => u64::MAX,
+    };
+    let users_per_second = match space > 0.0 {
+        true => users_by_work.min(users_by_space(input, settings)),
+        false => users_by_work,
     };
     // All of the device at a pressure of one half; without pressure the speed that ends the work in time beside new writes.
     let catch_up_seconds = (settings.catch_up.0 as f64 / 1e9).max(0.001);
@@ -152,8 +169,14 @@ mod tests {
             memory_bytes_max: 100 << 20,
             spare_bytes: u64::MAX,
             written_per_second: 50 << 20,
+            reclaimed_per_second: 30 << 20,
             drained_per_second: 100 << 20,
         }
+    }
+
+    fn highest_pressure(input: &PacingInput, settings: &PacingSettings) -> f64 {
+        let (work, space) = pressures(input, settings);
+        work.max(space)
     }
 
     #[test]
@@ -174,11 +197,11 @@ mod tests {
         ];
         for (want, level0_tables, pending_bytes, memory_bytes) in table {
             let input = PacingInput { level0_tables, pending_bytes, memory_bytes, ..input() };
-            let found = pressure(&input, &settings);
+            let found = highest_pressure(&input, &settings);
             assert!((found - want).abs() < 1e-6, "{found} instead of {want} for {input:?}");
         }
         for (want, spare_bytes) in [(0.0, 256 * mebibyte), (0.25, 192 * mebibyte), (1.0, 0)] {
-            let found = pressure(&PacingInput { spare_bytes, ..input() }, &settings);
+            let found = highest_pressure(&PacingInput { spare_bytes, ..input() }, &settings);
             assert!((found - want).abs() < 1e-6, "{found} instead of {want} with {spare_bytes} B");
         }
     }
@@ -193,6 +216,20 @@ mod tests {
         assert!(pace(&unknown, &settings).users_per_second.abs_diff(8 << 20) < 1000);
         let nothing = PacingInput { drained_per_second: 1, ..full };
         assert!(pace(&nothing, &settings).users_per_second.abs_diff(1 << 20) < 1000);
+    }
+
+    #[test]
+    fn users_have_what_is_freed_once_half_of_the_space_is_left_and_never_nothing() {
+        let settings = PacingSettings { space_soft_bytes: 100 << 20, ..PacingSettings::default() };
+        let at = |spare_bytes, reclaimed_per_second| {
+            let input = PacingInput { spare_bytes, reclaimed_per_second, ..input() };
+            pace(&input, &settings).users_per_second
+        };
+        assert_eq!(at(100 << 20, 0), u64::MAX);
+        assert_eq!(at(50 << 20, 0), 25 << 20, "it lasts two seconds");
+        assert_eq!(at(50 << 20, 40 << 20), (40 + 25) << 20);
+        assert_eq!(at(25 << 20, 40 << 20), (20 << 20) + (25 << 19));
+        assert_eq!(at(0, 1 << 30), 1 << 20);
     }
 
     #[test]
@@ -220,10 +257,10 @@ mod tests {
         ] {
             assert_eq!(pace(&input, &bounded(compaction_max)).compaction_per_second, want);
         }
-        assert_eq!(pressure(&urgent, &bounded(1)), 1.0);
+        assert_eq!(highest_pressure(&urgent, &bounded(1)), 1.0);
         assert_eq!(pace(&urgent, &bounded(0)).users_per_second, u64::MAX);
         let full = PacingInput { memory_bytes: 100 << 20, ..urgent };
-        assert!(pressure(&full, &bounded(0)) == 1.0);
+        assert!(highest_pressure(&full, &bounded(0)) == 1.0);
     }
 
     proptest! {
@@ -240,6 +277,7 @@ mod tests {
                 memory_bytes_max: max,
                 spare_bytes: spare,
                 written_per_second: written,
+                reclaimed_per_second: written,
                 drained_per_second: drained,
             };
             let more = PacingInput {
@@ -272,6 +310,7 @@ mod tests {
                 memory_bytes_max,
                 spare_bytes: u64::MAX,
                 written_per_second: written,
+                reclaimed_per_second: 0,
                 drained_per_second: drained,
             };
             let pace = pace(&input, &settings);

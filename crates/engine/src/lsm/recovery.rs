@@ -13,7 +13,7 @@ use super::edit_parts::EditAssembler;
 use super::entry::{EntryValue, TreeEntry};
 use super::format;
 use super::journal::{ChangeContents, JournalChange};
-use super::memtables::Memtables;
+use super::memtables::{MemtableBounds, Memtables};
 use super::reclaim::ReclaimQueue;
 use super::settings::TreeSettings;
 use super::superblock::LsmSuperblock;
@@ -77,7 +77,7 @@ pub async fn open_with(
     settings.iterator_idle = config.iterator_idle;
     settings.pacing.compaction_max = config.compact_bytes_per_second;
     adjust(&mut settings);
-    let loaded = load(&**device, superblock, damaged, settings.memtable_bytes).await?;
+    let loaded = load(&**device, superblock, damaged, settings.memtable_bounds()).await?;
     superblock.incarnation += 1;
     superblock.generation += 1;
     superblock.is_clean_shutdown = false;
@@ -121,7 +121,7 @@ pub(super) async fn load(
     device: &dyn Device,
     superblock: LsmSuperblock,
     damaged_superblocks: u64,
-    memtable_bytes: usize,
+    bounds: MemtableBounds,
 ) -> Result<RecoveredTree, OpenError> {
     let reader = UnitReader::new(device, superblock.layout.unit_bytes);
     let reclaim = ReclaimQueue::new();
@@ -131,7 +131,7 @@ pub(super) async fn load(
     let mut replay = TreeReplay {
         reader,
         superblock,
-        memtables: Memtables::new(start, entry, memtable_bytes),
+        memtables: Memtables::new(start, entry, bounds),
         start,
         has_versions: superblock.has_versions,
         installed: superblock.image_entry,

@@ -4,6 +4,7 @@
 
 use super::compaction::CompactionSettings;
 use super::level_cursor::LevelCursorConfig;
+use super::memtables::MemtableBounds;
 use super::pacing::PacingSettings;
 use super::prefetch_degree::PrefetchMode;
 use crate::OpenConfig;
@@ -51,6 +52,11 @@ pub fn run_bytes_least(key_bytes: usize) -> u64 {
 }
 
 impl TreeSettings {
+    /// When a memtable is full. Of values that lie apart it has a part of the reserve at most: puts that replace others then wait for no flush.
+    pub fn memtable_bounds(&self) -> MemtableBounds {
+        MemtableBounds { memory_bytes: self.memtable_bytes, written_bytes: self.reserve_bytes / 4 }
+    }
+
     /// Those of a volume. `cache_bytes`: memory for blocks of tables; 0 selects a size by that of the volume.
     pub fn for_layout(layout: &VolumeLayout, cache_bytes: u64) -> TreeSettings {
         let unit_bytes = u64::from(layout.unit_bytes);
@@ -81,6 +87,7 @@ impl TreeSettings {
             compaction: CompactionSettings {
                 level1_bytes: 4 * memtable_bytes,
                 input_bytes_max,
+                moved_bytes_max: input_bytes_max,
                 parallel_max: 1,
                 unit_bytes,
                 ..CompactionSettings::default()

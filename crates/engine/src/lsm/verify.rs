@@ -40,7 +40,7 @@ async fn verify_volume(
 ) -> Result<VerifyReport, OpenError> {
     let (superblock, damaged) = read_tree_superblock(&**device).await?;
     let settings = TreeSettings::for_layout(&superblock.layout, 0);
-    let loaded = load(&**device, superblock, damaged, settings.memtable_bytes).await?;
+    let loaded = load(&**device, superblock, damaged, settings.memtable_bounds()).await?;
     // Only what it has in memory is used: nothing is written.
     let config = OpenConfig {
         durability: Durability::PowerSafe,
