@@ -5,7 +5,7 @@ use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
 use crate::common::stable_memory::StableMemory;
 use crate::lsm_faults::AllPairs;
-use octokv_base::{Buffer, Key, Lba, Prng};
+use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::{Device, DeviceFuture, Geometry};
 use octokv_engine::conformance::{EngineFixture, key_of, record_of, value_of};
@@ -70,13 +70,17 @@ impl ScannedVolume {
     }
 
     fn with(fixture: &LsmFixture, adjust: fn(&mut TreeSettings)) -> ScannedVolume {
+        ScannedVolume::in_pool(fixture, adjust, pool())
+    }
+
+    fn in_pool(fixture: &LsmFixture, adjust: fn(&mut TreeSettings), pool: BufferPool) -> ScannedVolume {
         let memory = StableMemory::new(24 << 20, BLOCK_BYTES as u32);
         let noted = Rc::new(NotedReads { memory, reads: RefCell::default() });
         let faults = FaultPlan::default();
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(noted.clone(), faults.clone()));
         run(fixture.format(Rc::clone(&device)));
-        let volume = run(open_with(&device, &pool(), fixture.open_config(), &fixture.format, adjust));
-        let engine = LsmEngine::new(volume.expect("opens"), 0, device, pool());
+        let volume = run(open_with(&device, &pool, fixture.open_config(), &fixture.format, adjust));
+        let engine = LsmEngine::new(volume.expect("opens"), 0, device, pool);
         ScannedVolume { device: noted, faults, engine, value_bytes: VALUE_BYTES }
     }
 
@@ -132,6 +136,35 @@ fn values_that_were_put_in_the_order_of_keys_share_reads() {
     assert!(reads.len() as u64 <= VALUES / 2, "{reads:?}");
     let (_, _, fixed) = ScannedVolume::in_the_order_of_keys(with_a_fixed_degree).scan();
     assert_eq!(fixed.len() as u64, VALUES, "a fixed degree reads each by itself");
+}
+
+fn with_many_values_ahead(settings: &mut TreeSettings) {
+    with_long_segments(settings);
+    settings.prefetch = PrefetchMode::Fixed(16);
+    settings.views_max = 64;
+}
+
+#[test]
+fn iterators_that_wait_for_their_consumer_leave_half_of_the_buffers_to_requests() {
+    let pool = BufferPool::new(1 << 20);
+    let volume = ScannedVolume::in_pool(&LsmFixture::default(), with_many_values_ahead, pool.clone());
+    for index in 0..VALUES {
+        assert_eq!(volume.put(&key_of(index), index), Ok(PutOutcome::Stored));
+    }
+    let mut iterators = Vec::new();
+    for _ in 0..30 {
+        let iterator = run(volume.engine.create_iterator(IteratorOptions::default())).unwrap().unwrap();
+        let mut sink = AllPairs { room: 1, ..AllPairs::default() };
+        assert_eq!(run(volume.engine.next_pairs(&iterator, &mut sink)), Ok(IteratorProgress::HasNext));
+        assert!(pool.free_bytes() >= pool.budget_bytes() / 2, "{pool:?}");
+        iterators.push((iterator, sink));
+    }
+    assert!(pool.in_use_bytes() > 0, "some have read ahead");
+    for (iterator, mut sink) in iterators {
+        sink.room = usize::MAX;
+        assert_eq!(run(volume.engine.next_pairs(&iterator, &mut sink)), Ok(IteratorProgress::AtEnd));
+        assert_eq!(sink.pairs.len() as u64, VALUES);
+    }
 }
 
 /// Puts each of `keys` a few times, in random order. Gives the number of each one's last put.

@@ -204,7 +204,7 @@ impl LsmCore {
         outcome.map(|(buffer, at)| (buffer, at.start as usize * unit_bytes..at.end as usize * unit_bytes))
     }
 
-    /// Starts the reads of the first pairs ahead, as far as there is memory.
+    /// Starts the reads of the first pairs ahead, while there is memory and half of the core's buffers are free.
     fn begin_values_ahead(&self, view: &mut TreeView, pairs: usize) {
         let unit_bytes = self.volume.unit_bytes() as u64;
         // With a degree that an operator has fixed, each value is a read, as in the paper.
@@ -219,6 +219,9 @@ impl LsmCore {
             let Some(last) = view.ahead.range(run.clone()).last() else { return };
             units.end = last.value.units().map_or(units.end, |units| units.end);
             // One that has no buffer now is read when it is wanted.
+            if !self.io.may_read_ahead((units.end - units.start) * unit_bytes) {
+                return;
+            }
             let Ok(read) = self.begin_read(units, grants) else { return };
             for pair in view.ahead.range_mut(run) {
                 let AheadValue::InSegment(address, ref units) = pair.value else {

@@ -433,7 +433,8 @@ impl LevelCursor {
         let Some(rank) = self.tables.beside(*rank, towards) else { return };
         let table = self.tables.nth(rank).expect("it is beside another one");
         let is_in_flight = self.prefetch.as_ref().is_some_and(|prefetch| prefetch.rank == rank);
-        if !is_in_flight && !self.io.cache.has(table.id(), PartName::Index) {
+        let may_read = self.io.may_read_ahead(u64::from(table.parts().index_bytes));
+        if !is_in_flight && may_read && !self.io.cache.has(table.id(), PartName::Index) {
             let mut prefetch = IndexPrefetch::new(&self.io, rank, table);
             let _ = prefetch.poll(context);
             self.prefetch = Some(prefetch);

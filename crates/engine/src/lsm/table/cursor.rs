@@ -190,6 +190,7 @@ impl TableCursor {
             let Ok(index) = reader.index(CacheFill::Keep).await else { return };
             step(&index, &mut block_at, direction);
             if let Some(block) = block_at.body()
+                && reader.io.may_read_ahead(u64::from(block.bytes))
                 && !reader.io.cache.has(reader.place.id, PartName::Data(block.offset))
             {
                 let _ = reader.block(block, CacheFill::Keep).await;
@@ -229,7 +230,7 @@ impl TableCursor {
         .await;
     }
 
-    /// Adds the read of the blocks behind those that were read, if it is time for it.
+    /// Adds the reads of the blocks behind those that were read, if it is time for them and there are buffers enough.
     fn start_next_run(&mut self) {
         let Some(TablePart::Index(index)) = self.reader.io.cache.get(self.reader.place.id, PartName::Index)
         else {
@@ -253,6 +254,10 @@ impl TableCursor {
                 }
             };
             let (blocks, passed) = self.run_from(first, behind, self.scan.wanted());
+            let end = blocks.last().map_or(first.offset, |last| last.offset.saturating_add(last.bytes));
+            if !self.reader.io.may_read_ahead(u64::from(end - first.offset)) {
+                return;
+            }
             self.scan.run = passed;
             self.scan.ahead += passed;
             let reader = self.reader.clone();

@@ -155,6 +155,12 @@ impl TableIo {
         EngineError::Device { error, place: self.place }
     }
 
+    /// Whether a read of so many bytes may start before it is wanted: half of the core's buffers stay for requests, since an iterator that is not advanced keeps the
+    /// buffers of its reads.
+    pub fn may_read_ahead(&self, bytes: u64) -> bool {
+        self.pool.free_bytes() as u64 >= (self.pool.budget_bytes() / 2) as u64 + bytes
+    }
+
     /// Reads bytes of a table's run in one read.
     pub(super) async fn read(
         &self,

@@ -310,6 +310,35 @@ fn what_was_prefetched_is_not_read_again() {
 }
 
 #[test]
+fn reads_ahead_of_idle_cursors_leave_half_of_the_buffers() {
+    let slow = SlowVolume::new(4, 512 << 10);
+    let (entries, mut writer) = (numbered(8000, 100), slow.writer());
+    slow.run(add_all(&mut writer, &entries)).expect("space and no fault");
+    let table = slow.run(writer.finish()).expect("no fault");
+    let mut idle = Vec::new();
+    for (index, first) in (0..7500).step_by(50).enumerate() {
+        let mut cursor = slow.volume.cursor(&table, TableCursorConfig::ITERATOR);
+        let moves = async {
+            cursor.seek(Position::before(&entries[first].key)).await.expect("a buffer");
+            for _ in 0..150 {
+                match index % 2 {
+                    0 => cursor.next().await.expect("a buffer"),
+                    _ => cursor.prev().await.expect("a buffer"),
+                }
+            }
+        };
+        block_on(moves, || {
+            slow.disk.complete_one(&mut slow.random.borrow_mut());
+        });
+        idle.push(cursor);
+        // Buffers have whole pages.
+        let used_bytes = slow.volume.io.pool.in_use_bytes();
+        assert!(used_bytes <= (256 << 10) + 4096, "{used_bytes} bytes behind {index} cursors");
+    }
+    assert!(slow.volume.io.pool.in_use_bytes() > 0, "some have reads in flight");
+}
+
+#[test]
 fn tables_in_one_cache_are_kept_apart() {
     let volume = TestVolume::new(8 << 20, 512, 16 << 20);
     // Equal keys, so equal filters, indexes and places of blocks.
