@@ -150,7 +150,8 @@ impl Maintained {
         self.advance(Nanos::from_secs(65));
         assert_eq!(self.read_all(), []);
         assert_eq!(self.engine.volume().version().lost().as_slice(), []);
-        assert!(self.level0_tables() < 4, "{} tables in level 0", self.level0_tables());
+        let level0_runs = self.engine.volume().version().level0_runs();
+        assert!(level0_runs < 4, "{level0_runs} runs in level 0");
         block_on(self.engine.compact_all(), || ()).expect("compacts");
         assert_eq!(self.read_all(), []);
         let version = self.engine.volume().version();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// What decides how a tree is compacted.
 #[derive(Clone, Debug)]
 pub struct CompactionSettings {
-    /// Level 0 is compacted from this many tables on.
+    /// Level 0 is compacted from this many runs on ([`TreeVersion::level0_runs`]).
     pub level0_trigger: usize,
     /// The bytes that level 1 may have.
     pub level1_bytes: u64,
@@ -68,7 +68,7 @@ impl Default for CompactionSettings {
 /// Why a compaction runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompactionReason {
-    /// Level 0 has too many tables.
+    /// Level 0 has too many runs.
     Level0,
     /// A level has too many bytes.
     LevelBytes,

@@ -1,7 +1,7 @@
 //! The choice of the next compaction. Pure: a version, what runs, and where earlier searches stopped go in; a compaction comes out.
 //!
 //! ```text
-//!   level 0 has many tables, or a level has many bytes   the one that is furthest above its target: its tables, and what they overlap below
+//!   level 0 has many runs, or a level has many bytes     the one that is furthest above its target: its tables, and what they overlap below
 //!   tombstones are most of a table                        into the next level; in the last that has its range it is written again, without them
 //!   too much of the value segments is dead                a table that refers to mostly dead ones is written again, with its values
 //! ```
@@ -66,7 +66,7 @@ pub fn pending_bytes(version: &TreeVersion, settings: &CompactionSettings) -> u6
     let mut pending = 0u64;
     // The bytes that the levels above are to give.
     let mut incoming = 0;
-    if version.level0().len() >= settings.level0_trigger {
+    if version.level0_runs() >= settings.level0_trigger {
         incoming = version.level_bytes(0);
         pending = incoming.saturating_add(version.level_bytes(1));
     }
@@ -118,9 +118,9 @@ fn choose_by_size(input: &CompactionInput<'_>, state: &mut ChoiceState) -> Optio
     let (version, settings) = (input.version, input.settings);
     // In thousandths of the target, and the bytes above it.
     let mut levels: Vec<(u128, usize, u64)> = Vec::new();
-    let level0_tables = version.level0().len();
-    if level0_tables >= settings.level0_trigger.max(1) || (settings.wants_space && level0_tables > 0) {
-        levels.push((level0_tables as u128 * 1000 / settings.level0_trigger.max(1) as u128, 0, 0));
+    let level0_runs = version.level0_runs();
+    if level0_runs >= settings.level0_trigger.max(1) || (settings.wants_space && level0_runs > 0) {
+        levels.push((level0_runs as u128 * 1000 / settings.level0_trigger.max(1) as u128, 0, 0));
     }
     let last_level = (1..LEVELS).rev().find(|&level| version.level_tables(level) > 0).unwrap_or(0);
     for level in 1..LEVELS - 1 {

@@ -271,7 +271,7 @@ impl LsmCore {
         }
     }
 
-    /// Before a flush, keeps what flushes and compactions need: the reserve, which deletes use up since they are never refused; and few tables in level 0, since
+    /// Before a flush, keeps what flushes and compactions need: the reserve, which deletes use up since they are never refused; and few runs in level 0, since
     /// readers look at each.
     async fn make_flush_room(&self) -> Result<(), EngineError> {
         let volume = &self.volume;
@@ -286,7 +286,7 @@ impl LsmCore {
                 CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
             }
         }
-        while volume.versions.current().level0().len() >= volume.settings.pacing.level0_hard
+        while volume.versions.current().level0_runs() >= volume.settings.pacing.level0_hard
             && self.compact_at_once(false).await? == CompactionStep::Compacted
         {
             yield_now().await;

@@ -42,7 +42,7 @@ impl LsmVolume {
         let version = self.versions.current();
         let settings = &self.settings;
         let input = PacingInput {
-            level0_tables: version.level0().len(),
+            level0_runs: version.level0_runs(),
             pending_bytes: pending_bytes(&version, &settings.compaction),
             memory_bytes: self.memtables.current().bytes(),
             memory_bytes_max: (settings.memtable_bytes * (settings.memtables_max + 1)) as u64,
@@ -110,7 +110,7 @@ impl LsmCore {
                 spare: volume.spare_units() * volume.unit_bytes() as u64,
             };
             let has_work =
-                volume.versions.current().level0().len() >= volume.settings.compaction.level0_trigger;
+                volume.versions.current().level0_runs() >= volume.settings.compaction.level0_trigger;
             meter.sample(now, totals, has_work);
             meter.publish(&volume.compaction.rates);
             let time = now.since(std::mem::replace(&mut refilled_at, now));

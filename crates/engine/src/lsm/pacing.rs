@@ -15,9 +15,9 @@ use octokv_base::Nanos;
 /// Where pressure begins and where it ends, and what follows from it.
 #[derive(Clone, Debug)]
 pub struct PacingSettings {
-    /// Tables of level 0 from which on writers are delayed.
+    /// Runs of level 0 ([`super::tree_version::TreeVersion::level0_runs`]) from which on writers are delayed.
     pub level0_soft: usize,
-    /// Tables of level 0 at which the delay is the longest.
+    /// Runs of level 0 at which the delay is the longest.
     pub level0_hard: usize,
     /// Pending bytes ([`super::compaction_choice::pending_bytes`]) from which on writers are delayed.
     pub pending_soft_bytes: u64,
@@ -57,8 +57,8 @@ impl Default for PacingSettings {
 /// What was observed of a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PacingInput {
-    /// The tables of level 0.
-    pub level0_tables: usize,
+    /// The runs of level 0.
+    pub level0_runs: usize,
     /// What compactions have to read until all levels have reached their targets, in bytes.
     pub pending_bytes: u64,
     /// The bytes of all memtables.
@@ -111,7 +111,7 @@ fn part(value: u64, soft: u64, hard: u64) -> f64 {
 fn pressures(input: &PacingInput, settings: &PacingSettings) -> (f64, f64) {
     let soft_bytes =
         u128::from(input.memory_bytes_max) * u128::from(settings.memory_soft_permille.min(1000)) / 1000;
-    let level0 = part(input.level0_tables as u64, settings.level0_soft as u64, settings.level0_hard as u64);
+    let level0 = part(input.level0_runs as u64, settings.level0_soft as u64, settings.level0_hard as u64);
     let pending = part(input.pending_bytes, settings.pending_soft_bytes, settings.pending_hard_bytes);
     let memory = part(input.memory_bytes, soft_bytes as u64, input.memory_bytes_max);
     let used_of_soft = settings.space_soft_bytes.saturating_sub(input.spare_bytes);
@@ -163,7 +163,7 @@ mod tests {
 
     fn input() -> PacingInput {
         PacingInput {
-            level0_tables: 2,
+            level0_runs: 2,
             pending_bytes: 1 << 30,
             memory_bytes: 10 << 20,
             memory_bytes_max: 100 << 20,
@@ -195,8 +195,8 @@ mod tests {
             (1.0, 2, 100 * gibibyte, 10 * mebibyte),
             (1.0, 2, gibibyte, 100 * mebibyte),
         ];
-        for (want, level0_tables, pending_bytes, memory_bytes) in table {
-            let input = PacingInput { level0_tables, pending_bytes, memory_bytes, ..input() };
+        for (want, level0_runs, pending_bytes, memory_bytes) in table {
+            let input = PacingInput { level0_runs, pending_bytes, memory_bytes, ..input() };
             let found = highest_pressure(&input, &settings);
             assert!((found - want).abs() < 1e-6, "{found} instead of {want} for {input:?}");
         }
@@ -210,7 +210,7 @@ mod tests {
     fn users_have_no_limit_below_the_soft_limits_and_half_of_what_is_drained_at_the_hard_ones() {
         let settings = PacingSettings::default();
         assert_eq!(pace(&input(), &settings).users_per_second, u64::MAX);
-        let full = PacingInput { level0_tables: 1000, pending_bytes: u64::MAX, ..input() };
+        let full = PacingInput { level0_runs: 1000, pending_bytes: u64::MAX, ..input() };
         assert!(pace(&full, &settings).users_per_second.abs_diff(50 << 20) < 1000);
         let unknown = PacingInput { drained_per_second: 0, ..full };
         assert!(pace(&unknown, &settings).users_per_second.abs_diff(8 << 20) < 1000);
@@ -235,8 +235,8 @@ mod tests {
     #[test]
     fn compaction_ends_its_work_in_time_and_gets_everything_at_half_pressure() {
         let settings = PacingSettings::default();
-        let at = |pending_bytes, level0_tables| {
-            let input = PacingInput { pending_bytes, level0_tables, written_per_second: 0, ..input() };
+        let at = |pending_bytes, level0_runs| {
+            let input = PacingInput { pending_bytes, level0_runs, written_per_second: 0, ..input() };
             pace(&input, &settings).compaction_per_second
         };
         assert_eq!(at(0, 0), settings.compaction_min);
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn compaction_keeps_to_its_bound_at_any_pressure_and_without_compaction_only_memory_limits() {
         let bounded = |compaction_max| PacingSettings { compaction_max, ..PacingSettings::default() };
-        let urgent = PacingInput { level0_tables: 32, pending_bytes: 100 << 30, ..input() };
+        let urgent = PacingInput { level0_runs: 32, pending_bytes: 100 << 30, ..input() };
         for (compaction_max, input, want) in [
             (1 << 20, input(), 1 << 20),
             (1 << 20, urgent, 1 << 20),
@@ -271,7 +271,7 @@ mod tests {
             let settings = PacingSettings::default();
             let [level0, pending, memory, max, spare, written, drained] = numbers.map(u64::from);
             let less = PacingInput {
-                level0_tables: (level0 % 50) as usize,
+                level0_runs: (level0 % 50) as usize,
                 pending_bytes: pending << 8,
                 memory_bytes: memory,
                 memory_bytes_max: max,
@@ -281,7 +281,7 @@ mod tests {
                 drained_per_second: drained,
             };
             let more = PacingInput {
-                level0_tables: less.level0_tables + (more[0] % 10) as usize,
+                level0_runs: less.level0_runs + (more[0] % 10) as usize,
                 pending_bytes: less.pending_bytes + (u64::from(more[1]) << 6),
                 memory_bytes: less.memory_bytes + u64::from(more[2]),
                 spare_bytes: less.spare_bytes.saturating_sub(u64::from(more[3])),
@@ -304,7 +304,7 @@ mod tests {
         let (mut history, mut was_full, mut limits) = (Vec::new(), false, Vec::new());
         for step in 0..400 {
             let input = PacingInput {
-                level0_tables: (level0 / table_bytes) as usize,
+                level0_runs: (level0 / table_bytes) as usize,
                 pending_bytes: level0 * (amplification - 1),
                 memory_bytes: memory,
                 memory_bytes_max,

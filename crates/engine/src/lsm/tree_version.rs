@@ -130,6 +130,7 @@ pub struct TreeVersion {
     /// Newest first.
     level0: Arc<[Arc<TableMeta>]>,
     level0_bytes: u64,
+    level0_runs: usize,
     /// Level 1 and below.
     levels: [SharedTree<TableMeta>; LEVELS - 1],
     segments: SharedTree<SegmentState>,
@@ -146,6 +147,11 @@ impl TreeVersion {
     /// The tables of level 0, newest first.
     pub fn level0(&self) -> &[Arc<TableMeta>] {
         &self.level0
+    }
+
+    /// The sorted runs of level 0: the tables of one flush share no keys and count as one, since a lookup reads at most one of them.
+    pub fn level0_runs(&self) -> usize {
+        self.level0_runs
     }
 
     /// The tables of a level, by key. REQUIRES: `1 <= level < LEVELS`.
@@ -297,6 +303,7 @@ impl TreeVersion {
             let mut level0: Vec<_> = stays.chain(level0_comes.into_iter().map(|(_, table)| table)).collect();
             level0.sort_by_key(|table| std::cmp::Reverse((table.largest_sequence(), table.id())));
             self.level0_bytes = level0.iter().map(|table| table.bytes()).fold(0, u64::saturating_add);
+            self.level0_runs = count_runs(&level0);
             self.level0 = level0.into();
         }
         for (index, changes) in below.into_iter().enumerate().filter(|(_, changes)| !changes.is_empty()) {
@@ -419,6 +426,24 @@ impl TreeVersion {
         self.last_segment_id = self.last_segment_id.max(last_segment_id);
         self
     }
+}
+
+/// The runs of the tables of level 0, newest first: each has tables that follow each other, share no keys, and have entries from one time, which those of two flushes do not.
+fn count_runs(tables: &[Arc<TableMeta>]) -> usize {
+    let (mut runs, mut oldest_sequence) = (0, u64::MAX);
+    // By first key, the last keys of a run.
+    let mut run: BTreeMap<&[u8], &[u8]> = BTreeMap::new();
+    for table in tables {
+        let before = run.range(..=table.last_key()).next_back();
+        let shares_keys = before.is_some_and(|(_, last_key)| *last_key >= table.first_key());
+        if run.is_empty() || shares_keys || table.largest_sequence() < oldest_sequence {
+            run.clear();
+            (runs, oldest_sequence) = (runs + 1, u64::MAX);
+        }
+        run.insert(table.first_key(), table.last_key());
+        oldest_sequence = oldest_sequence.min(table.smallest_sequence());
+    }
+    runs
 }
 
 impl fmt::Debug for TreeVersion {

@@ -1,10 +1,15 @@
 //! Versions: what edits of tables and segments make of them, and which are refused.
 
+use super::super::compaction::{CompactionInput, CompactionSettings};
+use super::super::compaction_choice::{ChoiceState, CompactionChoice, choose_compaction, pending_bytes};
 use super::super::reclaim::ReclaimQueue;
-use super::super::table_meta::SegmentSeal;
 use super::super::table_meta::tests::table_fields;
+use super::super::table_meta::{SegmentSeal, TableFields};
 use super::super::version_edit::TableMove;
+use super::super::version_set::SegmentUsage;
 use super::*;
+use octokv_base::Version;
+use octokv_base::map::FxHashSet;
 
 fn table(queue: &Arc<ReclaimQueue>, id: u64, first: &[u8], last: &[u8]) -> Arc<TableMeta> {
     TableMeta::new(&table_fields(id, first, last), queue)
@@ -65,6 +70,56 @@ fn level_0_is_newest_first_whatever_the_order_of_flushes() {
     assert_eq!((ids(version.level0()), version.level_bytes(0)), (vec![3, 2], 2 << 20));
     let edit = VersionEdit { removed_tables: vec![removal(0, &two)], ..VersionEdit::default() };
     assert_eq!(ids(version.edited(&edit).unwrap().level0()), [3]);
+}
+
+#[test]
+fn tables_of_one_flush_are_one_run_and_call_for_no_compaction() {
+    let queue = ReclaimQueue::new();
+    let of_flush = |id: u64, sequences: Range<u64>, first: &[u8], last: &[u8]| {
+        let (smallest_sequence, largest_sequence) = (sequences.start, sequences.end - 1);
+        let fields = TableFields { smallest_sequence, largest_sequence, ..table_fields(id, first, last) };
+        TableMeta::new(&fields, &queue)
+    };
+    let settings = CompactionSettings { level0_trigger: 3, ..CompactionSettings::default() };
+    let chosen = |version: &TreeVersion| {
+        let input = CompactionInput {
+            version,
+            usage: &SegmentUsage::default(),
+            running: &[],
+            oldest_snapshot: 0,
+            forget_below: Version::NONE,
+            settings: &settings,
+            unmovable: &FxHashSet::default(),
+            postponed: &FxHashSet::default(),
+        };
+        let choice = choose_compaction(&input, &mut ChoiceState::default());
+        (
+            version.level0_runs(),
+            matches!(choice, CompactionChoice::Compact(_)),
+            pending_bytes(version, &settings),
+        )
+    };
+    // The flush found no run of free space for all of its entries.
+    let first = [
+        of_flush(1, 10..90, b"a", b"f"),
+        of_flush(2, 1..95, b"g", b"m"),
+        of_flush(3, 5..99, b"n", b"s"),
+        of_flush(4, 20..50, b"t", b"z"),
+    ];
+    let version = TreeVersion::default().edited(&added(&first.each_ref().map(|table| (0, table)))).unwrap();
+    assert_eq!(chosen(&version), (1, false, 0));
+    // Later ones: one with the keys between two of the first, and one with their keys.
+    let (between, above) = (of_flush(5, 100..150, b"fa", b"fz"), of_flush(6, 150..180, b"a", b"z"));
+    let version = version.edited(&added(&[(0, &between)])).unwrap();
+    assert_eq!(chosen(&version), (2, false, 0));
+    let version = version.edited(&added(&[(0, &above)])).unwrap();
+    assert_eq!(chosen(&version), (3, true, 6 << 20));
+    // One whose entries are of the time of the newest and that shares its keys is another.
+    let version = version.edited(&added(&[(0, &of_flush(7, 151..170, b"b", b"c"))])).unwrap();
+    assert_eq!(version.level0_runs(), 4);
+    let gone = first.iter().map(|table| removal(0, table)).collect();
+    let version = version.edited(&VersionEdit { removed_tables: gone, ..VersionEdit::default() }).unwrap();
+    assert_eq!(version.level0_runs(), 3);
 }
 
 #[test]

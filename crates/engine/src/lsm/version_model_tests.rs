@@ -400,7 +400,7 @@ impl TestTree {
     /// Whether all levels are within their targets, and nothing is left to be collected.
     pub(super) fn check_settled(&self) {
         let version = self.set.current();
-        assert!(version.level0().len() < self.settings.level0_trigger);
+        assert!(version.level0_runs() < self.settings.level0_trigger);
         for level in 1..LEVELS {
             assert!(version.level_bytes(level) <= level_target(level, &self.settings), "level {level}");
         }
