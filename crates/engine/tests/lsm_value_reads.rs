@@ -5,6 +5,7 @@ use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
 use crate::common::stable_memory::StableMemory;
 use crate::lsm_faults::AllPairs;
+use futures_util::future::join;
 use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::{Device, DeviceFuture, Geometry};
@@ -13,10 +14,12 @@ use octokv_engine::lsm::prefetch_degree::PrefetchMode;
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::{LsmEngine, open_with};
 use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
-use octokv_runtime::block_on;
-use std::cell::RefCell;
+use octokv_runtime::{block_on, yield_now};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 
 const BLOCK_BYTES: u64 = 512;
 const VALUE_BYTES: usize = 3900;
@@ -92,9 +95,13 @@ impl ScannedVolume {
         volume
     }
 
-    fn put(&self, key: &Key, operation: u64) -> Result<PutOutcome, EngineError> {
+    async fn store(&self, key: &Key, operation: u64) -> Result<PutOutcome, EngineError> {
         let record = record_of(self.engine.record_layout(), key, &value_of(key, operation, self.value_bytes));
-        run(self.engine.put(key, PutMode::Upsert, record, self.value_bytes))
+        self.engine.put(key, PutMode::Upsert, record, self.value_bytes).await
+    }
+
+    fn put(&self, key: &Key, operation: u64) -> Result<PutOutcome, EngineError> {
+        run(self.store(key, operation))
     }
 
     /// The pairs of a scan of everything, its errors, and its reads.
@@ -193,6 +200,59 @@ fn a_full_compaction_lays_values_down_in_the_order_of_keys_and_has_nothing_to_do
     let moved_once = moved();
     run(volume.engine.compact_all()).expect("no fault");
     assert_eq!(moved(), moved_once);
+    assert_eq!(volume.scan().0.pairs, stored);
+}
+
+#[test]
+fn a_full_compaction_moves_no_more_values_in_a_step_than_a_compaction_may_read() {
+    let volume = ScannedVolume::new(with_long_segments);
+    // Each key once, so that no segment is collected.
+    let stored: BTreeMap<Key, u64> = (0..300).map(|index| (key_of(index), index)).collect();
+    (0..300).for_each(|index| assert_eq!(volume.put(&key_of(index), index), Ok(PutOutcome::Stored)));
+    let tree = || volume.engine.volume().statistics().tree.expect("a tree");
+    let (mut before, mut longest) = (tree(), 0);
+    let mut compaction = pin!(volume.engine.compact_all());
+    while compaction.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        let now = tree();
+        if now.compactions > before.compactions {
+            longest = longest.max(now.moved_bytes - before.moved_bytes);
+            before = now;
+        }
+    }
+    let input_bytes_max = volume.engine.volume().settings().compaction.input_bytes_max;
+    assert!(
+        longest > 0 && longest < input_bytes_max + RECORD_BLOCKS * BLOCK_BYTES,
+        "{longest} bytes in a step"
+    );
+    assert_eq!((tree().moved_values, volume.scan().0.pairs), (300, stored));
+}
+
+#[test]
+fn a_full_compaction_ends_while_users_write() {
+    let mut volume = ScannedVolume::new(make_small);
+    let mut stored = put_at_random(&volume, 300);
+    // In the tree.
+    volume.value_bytes = 250;
+    let (mut random, has_ended) = (Prng::new(5), Cell::new(false));
+    let compact = async {
+        volume.engine.compact_all().await.expect("no fault");
+        has_ended.set(true);
+    };
+    let write = async {
+        for operation in 1000.. {
+            let key = key_of(random.below(300));
+            assert_eq!(volume.store(&key, operation).await, Ok(PutOutcome::Stored));
+            stored.insert(key, operation);
+            if operation % 40 == 0 {
+                yield_now().await;
+            }
+            if has_ended.get() {
+                break;
+            }
+            assert!(operation < 50_000, "it does not end");
+        }
+    };
+    run(join(compact, write));
     assert_eq!(volume.scan().0.pairs, stored);
 }
 

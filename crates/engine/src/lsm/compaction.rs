@@ -41,8 +41,8 @@ pub struct CompactionSettings {
     pub unit_bytes: u64,
     /// Whether every replaced entry is worth a compaction, since space is wanted: all levels above the last one that has tables are then to be empty.
     pub wants_space: bool,
-    /// Whether all values that puts wrote are moved, so that they lie in the order of keys.
-    pub orders_values: bool,
+    /// The values that puts wrote into segments up to this number are moved, so that they lie in the order of keys. 0: those of no segment.
+    pub ordered_segments: u32,
 }
 
 impl Default for CompactionSettings {
@@ -60,7 +60,7 @@ impl Default for CompactionSettings {
             output_bytes_max: u64::MAX,
             unit_bytes: 512,
             wants_space: false,
-            orders_values: false,
+            ordered_segments: 0,
         }
     }
 }
@@ -135,6 +135,8 @@ pub struct TreeCompaction {
     pub overlapped: Vec<Arc<TableMeta>>,
     /// The segments of whose values those that live are written to a new one, in ascending order.
     pub moved_segments: Vec<u32>,
+    /// Once it has moved so many bytes of values, in the order of keys, the others stay where they are.
+    pub moved_bytes_max: u64,
     /// The lowest key of its tables.
     pub first_key: Vec<u8>,
     /// The highest key of its tables.
@@ -187,6 +189,7 @@ impl TreeCompaction {
             inputs,
             overlapped,
             moved_segments: Vec::new(),
+            moved_bytes_max: u64::MAX,
             first_key,
             last_key,
             is_bottommost,
@@ -239,6 +242,9 @@ impl TreeCompaction {
         let values_bytes_max =
             input.settings.output_bytes_max.saturating_sub(self.space_bytes(input.settings));
         self.moved_segments = moved_segments(input, self.tables(), values_bytes_max);
+        if input.settings.ordered_segments > 0 {
+            self.moved_bytes_max = input.settings.input_bytes_max;
+        }
         self.is_move &= self.moved_segments.is_empty();
         self
     }
@@ -357,10 +363,11 @@ pub fn stored_bytes(input: &CompactionInput<'_>, segment: u32, bytes: u64) -> u6
     stored.map_or(bytes, |stored| (stored.min(u128::from(u64::MAX)) as u64).max(bytes))
 }
 
-/// Whether its values lie in the order in which they were put, of which the keys' order says nothing: compactions move none at the time of a change.
-pub fn is_in_order_of_puts(input: &CompactionInput<'_>, segment: u32) -> bool {
+/// Whether its values are to be ordered: they lie in the order in which they were put, of which the keys' order says nothing. Compactions move none at the time of a change.
+pub fn is_to_be_ordered(input: &CompactionInput<'_>, segment: u32) -> bool {
     let state = input.version.segments().get(&segment);
-    state.and_then(|state| state.seal).is_some_and(|seal| seal.last_sequence > 0)
+    let is_in_order_of_puts = state.and_then(|state| state.seal).is_some_and(|seal| seal.last_sequence > 0);
+    segment <= input.settings.ordered_segments && is_in_order_of_puts
 }
 
 /// The segments that are mostly dead, or whose values are to be ordered, with the bytes that live.
@@ -373,14 +380,14 @@ pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
         }
         let (record_bytes, live_bytes) = collectable(input, id)?;
         let is_victim = u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille
-            || input.settings.orders_values && is_in_order_of_puts(input, id);
+            || is_to_be_ordered(input, id);
         (is_victim && live_bytes > 0).then_some((id, live_bytes))
     };
     ids.filter_map(victim).collect()
 }
 
 /// The segments of [`victims`] to which these tables refer, those with the fewest live bytes first, as far as a compaction may move their values. At
-/// least one, if there is one and space for its values.
+/// least one, if there is one and space for its values. Of values that are to be ordered, all: the run itself ends after as many as it may move.
 fn moved_segments<'a>(
     input: &CompactionInput<'_>,
     tables: impl Iterator<Item = &'a Arc<TableMeta>>,
@@ -402,7 +409,7 @@ fn moved_segments<'a>(
         let is_first = moved_bytes == 0;
         moved_bytes = moved_bytes.saturating_add(bytes);
         let is_few = is_first || moved_bytes <= input.settings.moved_bytes_max;
-        moved_bytes <= values_bytes_max && (is_few || input.settings.orders_values)
+        moved_bytes <= values_bytes_max && (is_few || input.settings.ordered_segments > 0)
     };
     let mut moved: Vec<u32> = by_live_bytes.into_iter().take_while(is_within).map(|it| it.1).collect();
     moved.sort_unstable();

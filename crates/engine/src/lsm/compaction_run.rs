@@ -108,6 +108,8 @@ struct RunOutput<'a> {
     ahead_bytes: u64,
     ahead_bytes_max: u64,
     ahead_reads: usize,
+    /// The records whose move has begun, in bytes.
+    moved_bytes: u64,
     slice: WorkSlice,
     /// The keys that stay in level 0, and the section of those that were written last.
     kept_keys: &'a KeptKeys,
@@ -246,6 +248,7 @@ impl LsmCore {
             ahead_bytes: 0,
             ahead_bytes_max: if pace.handle.is_some() { AHEAD_BYTES_MAX } else { HURRIED_AHEAD_BYTES_MAX },
             ahead_reads: 0,
+            moved_bytes: 0,
             slice: WorkSlice::default(),
             kept_keys: &compaction.kept_keys,
             section: 0,
@@ -375,7 +378,8 @@ impl LsmCore {
         let mut on_its_way = KeyOnItsWay { key, entries, reads: Vec::new(), read_bytes: 0 };
         for index in 0..on_its_way.entries.len() {
             let CopiedValue::InSegment(address) = on_its_way.entries[index].value else { continue };
-            if compaction.moved_segments.binary_search(&address.segment).is_err() {
+            let is_moved = compaction.moved_segments.binary_search(&address.segment).is_ok();
+            if !is_moved || output.moved_bytes >= compaction.moved_bytes_max {
                 continue;
             }
             let Some(units) = self.record_units(version, &on_its_way.key, address).ok().flatten() else {
@@ -392,6 +396,7 @@ impl LsmCore {
             let read = self.start_read(&units)?;
             output.ahead_bytes += bytes;
             output.ahead_reads += 1;
+            output.moved_bytes += bytes;
             on_its_way.read_bytes += bytes;
             on_its_way.reads.push(MovedRead { index, units, read });
         }

@@ -93,6 +93,11 @@ pub(super) fn rest_units_least(unit_bytes: u32) -> u64 {
 const SPACE_FAILURES_MAX: u32 = 8;
 
 impl CompactionState {
+    /// What compactions have done: the bytes that they wrote, and those that left level 0, also if tables were only moved.
+    pub(super) fn work_bytes(&self) -> u64 {
+        let counts = [&self.written_bytes, &self.moved_bytes, &self.drained_bytes];
+        counts.map(|count| count.load(Ordering::Relaxed)).iter().sum()
+    }
     /// How many compactions in turn found no space.
     pub(super) fn space_failures(&self) -> u32 {
         self.space_failures.load(Ordering::Relaxed)
