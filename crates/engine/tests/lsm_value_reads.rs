@@ -228,6 +228,26 @@ fn a_full_compaction_moves_no_more_values_in_a_step_than_a_compaction_may_read()
 }
 
 #[test]
+fn a_full_compaction_without_its_caller_ends_after_its_step() {
+    let volume = ScannedVolume::new(with_long_segments);
+    (0..300).for_each(|index| assert_eq!(volume.put(&key_of(index), index), Ok(PutOutcome::Stored)));
+    let tree = || volume.engine.volume().statistics().tree.expect("a tree");
+    let context = &mut Context::from_waker(Waker::noop());
+    let mut compaction = Box::pin(volume.engine.compact_all());
+    while tree().moved_values == 0 {
+        assert!(compaction.as_mut().poll(context).is_pending());
+    }
+    let compactions = tree().compactions;
+    drop(compaction);
+    let mut abandoned = pin!(volume.engine.run_abandoned());
+    while !volume.engine.volume().is_idle() {
+        assert!(abandoned.as_mut().poll(context).is_pending());
+    }
+    assert!(tree().compactions <= compactions + 1 && tree().moved_values < 100, "{:?}", tree());
+    assert_eq!(volume.scan().0.pairs.len(), 300);
+}
+
+#[test]
 fn a_full_compaction_ends_while_users_write() {
     let mut volume = ScannedVolume::new(make_small);
     let mut stored = put_at_random(&volume, 300);

@@ -59,11 +59,11 @@ impl InitialTree {
 
 impl LsmCore {
     /// Flushes all memtables, compacts all tables into the lowest level that has some, and collects segments, until nothing can be gained of what was there at its
-    /// begin. Tries also what was postponed.
+    /// begin, or `is_wanted` no longer says so between two steps. Tries also what was postponed.
     ///
     /// # Errors
     /// Those of flush and compaction.
-    pub(super) async fn compact_all(&self) -> Result<(), EngineError> {
+    pub(super) async fn compact_all(&self, is_wanted: &impl Fn() -> bool) -> Result<(), EngineError> {
         let volume = &self.volume;
         volume.segments.close();
         self.flush_memtables().await?;
@@ -74,7 +74,7 @@ impl LsmCore {
         drop(version);
         for level in 0..lowest {
             let mut behind = Vec::new();
-            loop {
+            while is_wanted() {
                 match self.compact_down(level, &initial, &mut behind).await {
                     // What follows needs less space at once.
                     Err(error) if is_no_space(&error) => break,
@@ -83,20 +83,24 @@ impl LsmCore {
                 }
             }
         }
-        self.order_values(lowest, &initial).await?;
-        self.collect_all(&initial).await
+        self.order_values(lowest, &initial, is_wanted).await?;
+        self.collect_all(&initial, is_wanted).await
     }
 
     /// Collects segments, and compacts what else frees space, until nothing can be gained. While users write there is always something: it then ends when compactions have
     /// done as much as was there.
-    async fn collect_all(&self, initial: &InitialTree) -> Result<(), EngineError> {
+    async fn collect_all(
+        &self,
+        initial: &InitialTree,
+        is_wanted: &impl Fn() -> bool,
+    ) -> Result<(), EngineError> {
         let volume = &self.volume;
         let work_bytes = volume.compaction.work_bytes();
         let has_done_enough = || {
             volume.memtables.written_bytes() > initial.written_bytes
                 && volume.compaction.work_bytes() - work_bytes > initial.bytes
         };
-        while !has_done_enough() {
+        while is_wanted() && !has_done_enough() {
             match self.compact_at_once(true).await? {
                 CompactionStep::Nothing => break,
                 CompactionStep::Postponed(error) => return Err(error),
@@ -134,7 +138,12 @@ impl LsmCore {
     }
 
     /// Writes the values of the tables of a level again in the order of keys, those of segments to which puts wrote before the begin, if there is space for all of them.
-    async fn order_values(&self, level: usize, initial: &InitialTree) -> Result<(), EngineError> {
+    async fn order_values(
+        &self,
+        level: usize,
+        initial: &InitialTree,
+        is_wanted: &impl Fn() -> bool,
+    ) -> Result<(), EngineError> {
         let volume = &self.volume;
         // Beside the reserve, and as much again for what is written meanwhile.
         let free_bytes = || {
@@ -143,7 +152,7 @@ impl LsmCore {
             free_units * volume.unit_bytes() as u64
         };
         let mut behind = Vec::new();
-        loop {
+        while is_wanted() {
             let settings = CompactionSettings {
                 ordered_segments: initial.segment,
                 output_bytes_max: free_bytes(),
@@ -178,6 +187,7 @@ impl LsmCore {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// Runs the compaction that `choose` gives, without pauses. False if it gives none.

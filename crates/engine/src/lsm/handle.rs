@@ -208,8 +208,13 @@ impl Engine for LsmEngine {
     }
 
     async fn compact_all(&self) -> Result<(), EngineError> {
-        let core = Rc::clone(&self.core);
-        self.core.abandoned.detachable(async move { core.compact_all().await }).await
+        // Goes with the caller: the operation that it leaves then ends after its step.
+        let caller = Rc::new(());
+        let (core, caller_alive) = (Rc::clone(&self.core), Rc::downgrade(&caller));
+        let is_wanted = move || caller_alive.strong_count() > 0;
+        let outcome = self.core.abandoned.detachable(async move { core.compact_all(&is_wanted).await }).await;
+        drop(caller);
+        outcome
     }
 
     async fn flush(&self) -> Result<(), EngineError> {
