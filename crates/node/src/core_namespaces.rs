@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   attach: a backend of the core's own, with the volume's background tasks ─▶ served
-//!   detach: backend removed ─▶ draining ─▶ its last request ended, the volume is idle ─▶ background tasks have
-//!           ended ─▶ response
+//!   detach: backend removed ─▶ draining ─▶ its last request ended, the volume is idle ─▶ maintenance and compaction are
+//!           cancelled ─▶ what they left half done has ended, the volume is idle ─▶ background tasks have ended ─▶ response
 //! ```
 //! In: a [`CoreNamespace`], from which each core opens the device by [`OpenDevice`], with its driver's queue. Out:
 //! backends in the core's [`NamespaceTable`]; the response to a detach. Invariants: each detach gets one response, after
@@ -78,8 +78,10 @@ pub(crate) struct CoreNamespaces<D> {
 
 struct ServedNamespace<D> {
     namespace: CoreNamespace<D>,
-    /// Cancels the volume's background tasks on this core.
-    background: Vec<Rc<CancelToken>>,
+    /// Cancels the task that runs abandoned operations.
+    abandoned: Option<Rc<CancelToken>>,
+    /// Cancels maintenance, on the first core.
+    maintenance: Option<Rc<CancelToken>>,
     /// Cancels the last compaction that was asked for, and whether it has ended.
     compaction: Option<(Rc<CancelToken>, Rc<Cell<bool>>)>,
 }
@@ -87,6 +89,8 @@ struct ServedNamespace<D> {
 struct DrainingNamespace<D> {
     served: ServedNamespace<D>,
     backend: Option<Rc<NamespaceBackend<AnyEngine>>>,
+    /// Maintenance and compaction, once they are cancelled.
+    cancelled: Option<Vec<Rc<CancelToken>>>,
     response_tx: Sender<io::Result<()>>,
 }
 
@@ -118,15 +122,14 @@ impl<D: OpenDevice> CoreNamespaces<D> {
     /// The core's queue cannot open the device.
     pub fn attach(&mut self, namespace: CoreNamespace<D>) -> io::Result<()> {
         let backend = self.open_backend(&namespace)?;
-        let mut background = Vec::new();
+        let (mut abandoned, mut maintenance) = (None, None);
         if let NamespaceBackend::Kv(kv_backend) = &backend {
-            background.push(self.spawn_background(run_abandoned(Rc::clone(kv_backend))));
-            if self.core == 0 {
-                background.push(self.spawn_background(run_maintenance(Rc::clone(kv_backend))));
-            }
+            abandoned = Some(self.spawn_background(run_abandoned(Rc::clone(kv_backend))));
+            maintenance =
+                (self.core == 0).then(|| self.spawn_background(run_maintenance(Rc::clone(kv_backend))));
         }
         self.table.insert(namespace.id, backend);
-        self.served.push(ServedNamespace { namespace, background, compaction: None });
+        self.served.push(ServedNamespace { namespace, abandoned, maintenance, compaction: None });
         Ok(())
     }
 
@@ -192,31 +195,47 @@ impl<D: OpenDevice> CoreNamespaces<D> {
             return drop(response_tx.send(Ok(())));
         };
         let (served, backend) = (self.served.remove(index), self.table.remove(id));
-        self.draining.push(DrainingNamespace { served, backend, response_tx });
+        self.draining.push(DrainingNamespace { served, backend, cancelled: None, response_tx });
     }
 
     /// Drops the detached namespaces whose last request has ended, and sends their responses.
     pub fn reap_drained(&mut self) {
-        self.draining.retain_mut(|DrainingNamespace { served, backend, response_tx }| {
-            let has_requests = backend.as_ref().is_some_and(|backend| Rc::strong_count(backend) > 1);
-            if has_requests || !served.namespace.volume.is_idle() {
+        self.draining.retain_mut(|draining| {
+            if !draining.has_ended() {
                 return true;
             }
-            if !served.background.is_empty() {
-                // The tasks hold references to the backend until they are polled once more.
-                let compaction = served.compaction.take().map(|(task, _)| task);
-                served.background.drain(..).chain(compaction).for_each(|task| task.cancel());
-                return true;
-            }
-            if let Some(NamespaceBackend::Kv(kv_backend)) = backend.as_deref()
-                && Rc::strong_count(kv_backend) > 1
-            {
-                return true;
-            }
-            *backend = None;
-            let _ = response_tx.send(Ok(()));
+            draining.backend = None;
+            let _ = draining.response_tx.send(Ok(()));
             false
         });
+    }
+}
+
+impl<D> DrainingNamespace<D> {
+    /// Whether nothing uses the backend any more. Cancels the background tasks when they may be.
+    fn has_ended(&mut self) -> bool {
+        let has_requests = self.backend.as_ref().is_some_and(|backend| Rc::strong_count(backend) > 1);
+        if has_requests || !self.served.namespace.volume.is_idle() {
+            return false;
+        }
+        let ServedNamespace { abandoned, maintenance, compaction, .. } = &mut self.served;
+        // These go first: what they leave half done, the abandoned operations run to its end.
+        let cancelled = self.cancelled.get_or_insert_with(|| {
+            let compaction = compaction.take().map(|(task, _)| task);
+            let tasks: Vec<_> = maintenance.take().into_iter().chain(compaction).collect();
+            tasks.iter().for_each(|task| task.cancel());
+            tasks
+        });
+        // A task holds its token.
+        cancelled.retain(|task| Rc::strong_count(task) > 1);
+        if !cancelled.is_empty() {
+            return false;
+        }
+        if let Some(task) = abandoned.take() {
+            task.cancel();
+        }
+        // The tasks hold references to the backend until they are polled once more.
+        !matches!(self.backend.as_deref(), Some(NamespaceBackend::Kv(kv_backend)) if Rc::strong_count(kv_backend) > 1)
     }
 }
 
@@ -236,9 +255,9 @@ async fn run_maintenance(kv_backend: Rc<KvBackend<AnyEngine>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::Nanos;
+    use octokv_base::{Buffer, Key, Nanos};
     use octokv_device::{MemoryDevice, RamDisk};
-    use octokv_engine::{Durability, FormatConfig, OpenConfig, WallClock};
+    use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, PutMode, PutOutcome, WallClock};
     use octokv_runtime::{CoreWaker, CpuTime, DeviceDriver, DeviceHandle, block_on, open_device_queue};
     use std::cell::RefCell;
     use std::sync::mpsc::channel;
@@ -255,12 +274,12 @@ mod tests {
     }
 
     /// A core with a key-value namespace and one of blocks, each in memory.
-    fn namespaces() -> (CoreNamespaces<OpenMemory>, ReactorHandle) {
+    fn namespaces(engine: EngineKind) -> (CoreNamespaces<OpenMemory>, ReactorHandle) {
         let core_waker = CoreWaker::without_eventfd();
         let (queue, _) = open_device_queue(DeviceDriver::Threads, 1, &core_waker).expect("worker threads");
         let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, 1), CpuTime::simulated());
-        let pool = BufferPool::new(1 << 20);
-        let disk = || OpenMemory(RamDisk::new(1 << 20, 512).expect("memory"));
+        let pool = BufferPool::new(8 << 20);
+        let disk = || OpenMemory(RamDisk::new(32 << 20, 512).expect("memory"));
         let of_keys = disk();
         let config = OpenConfig {
             durability: Durability::PowerSafe,
@@ -272,7 +291,7 @@ mod tests {
             clock: WallClock::default(),
         };
         let devices = [of_keys.open_for_core(&handle).expect("memory")];
-        let format = FormatConfig::default();
+        let format = FormatConfig { engine, ..FormatConfig::default() };
         let opened = AnyVolume::open(&devices, &pool, config, &format);
         let volume = NamespaceVolume::Kv(block_on(opened, || ()).expect("a volatile device is formatted"));
         let mut namespaces = CoreNamespaces::new(0, pool, handle.clone());
@@ -285,7 +304,7 @@ mod tests {
 
     #[test]
     fn one_compaction_of_a_namespace_runs_at_a_time_and_ends_with_it() {
-        let (mut namespaces, handle) = namespaces();
+        let (mut namespaces, handle) = namespaces(EngineKind::Hash);
         let results: Rc<RefCell<Vec<_>>> = Rc::default();
         let compact = |namespaces: &mut CoreNamespaces<_>, id| {
             let results = Rc::clone(&results);
@@ -312,5 +331,37 @@ mod tests {
         assert!(response.recv().is_ok_and(|response| response.is_ok()));
         assert_eq!((results.borrow().len(), Rc::strong_count(&results)), (2, 1));
         assert_eq!(compact(&mut namespaces, KEYS), Err(CompactionStartError::Missing(KEYS)));
+    }
+
+    #[test]
+    fn a_namespace_that_is_detached_does_not_wait_for_the_end_of_its_compactions() {
+        let (mut namespaces, handle) = namespaces(EngineKind::Lsm);
+        let kv_backend = match namespaces.table.get(KEYS).as_deref() {
+            Some(NamespaceBackend::Kv(kv_backend)) => Rc::clone(kv_backend),
+            _ => panic!("it has keys"),
+        };
+        for index in 0..4_000u32 {
+            let key = Key::new(&index.to_be_bytes()).expect("a key");
+            let record = Buffer::zeroed(kv_backend.engine.record_layout().value_offset(key.len()) + 2_000);
+            let put = kv_backend.engine.put(&key, PutMode::Upsert, record, 2_000);
+            assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored));
+        }
+        drop(kv_backend);
+        let ended: Rc<Cell<bool>> = Rc::default();
+        let of_compaction = Rc::clone(&ended);
+        assert_eq!(namespaces.compact(KEYS, move |_| of_compaction.set(true)), Ok(()));
+        handle.begin_iteration(Nanos(1));
+        for _ in 0..3 {
+            handle.poll_background();
+        }
+        let (response_tx, response) = channel();
+        namespaces.detach(KEYS, response_tx);
+        for _ in 0..1_000 {
+            namespaces.reap_drained();
+            handle.poll_background();
+        }
+        assert_eq!(namespaces.draining_count(), 0);
+        assert!(response.recv().is_ok_and(|response| response.is_ok()));
+        assert_eq!((ended.get(), Rc::strong_count(&ended)), (false, 1), "it was given up");
     }
 }
