@@ -5,12 +5,15 @@ use super::table::io::{TableCounters, TableIo};
 use super::table::scan_lengths::ScanLengths;
 use super::volume::LsmVolume;
 use crate::common::abandoned::AbandonedOperations;
+use crate::common::allocator::Extent;
 use crate::{EngineError, VolumePlace};
 use octokv_base::{BufferPool, Nanos};
-use octokv_device::Device;
+use octokv_device::{Device, DeviceFuture};
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 /// One core's part of an open volume.
 pub struct LsmCore {
@@ -71,6 +74,26 @@ impl LsmCore {
     /// The time by which reads are measured: the device's, else the volume's; `None` if neither has one.
     pub(super) fn clock(&self) -> Option<Nanos> {
         self.device.now().or_else(|| self.volume.clock.elapsed())
+    }
+
+    /// Gives back a run to which these writes may still be in flight, once they have ended. Those that nothing polls to their end leave the run allocated until the next
+    /// opening.
+    pub(super) fn release_unfinished(&self, run: Extent, mut writes: Vec<DeviceFuture>) {
+        let has_not_ended = |write: &mut DeviceFuture| {
+            Pin::new(write).poll(&mut Context::from_waker(Waker::noop())).is_pending()
+        };
+        writes.retain_mut(has_not_ended);
+        let volume = Arc::clone(&self.volume);
+        if writes.is_empty() {
+            return volume.release(run);
+        }
+        self.abandoned.push(async move {
+            for write in writes {
+                // The data is not used, so its outcome does not matter.
+                let _ = write.await;
+            }
+            volume.release(run);
+        });
     }
 
     /// The error of a damaged record at a unit.

@@ -122,4 +122,6 @@ mod test_cursor;
 #[cfg(test)]
 mod test_level;
 #[cfg(test)]
+mod unfinished_tests;
+#[cfg(test)]
 mod version_model_tests;

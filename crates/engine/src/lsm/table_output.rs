@@ -3,7 +3,8 @@
 //! In: the entries of one key after another, in order. Out: tables of a given length, their space. All entries of a key are in one table, so that tables of a level share
 //! no keys.
 //!
-//! Invariants: an output that is not finished is given up before its space is used again; when it fails, no write of it is in flight and its space is free.
+//! Invariants: the space of an output that is not finished is free when no write of it is in flight: when it was given up, or some time after it was dropped. Tested in
+//! `unfinished_tests.rs`.
 
 use super::compaction::TreeCompaction;
 use super::core::LsmCore;
@@ -121,18 +122,12 @@ impl<'a> TableOutput<'a> {
     /// # Errors
     /// As for [`TableOutput::push_key`].
     pub(super) async fn finish_table(&mut self) -> Result<(), EngineError> {
-        let Some(OpenTable { writer, run, least_units }) = self.open.take() else { return Ok(()) };
-        match writer.finish().await {
-            Ok(info) => {
-                let kept = self.core.volume.release_behind(run, info.extent.units, least_units);
-                self.finished.push((info, kept));
-                Ok(())
-            }
-            Err(error) => {
-                self.core.volume.release(run);
-                Err(error)
-            }
-        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let info = open.writer.finish().await?;
+        let kept = self.core.volume.release_behind(open.run, info.extent.units, open.least_units);
+        self.finished.push((info, kept));
+        self.open = None;
+        Ok(())
     }
 
     /// Writes the rest, and gives the tables. Nothing is flushed. `compaction` knows which of them are settled.
@@ -153,17 +148,24 @@ impl<'a> TableOutput<'a> {
             fields.is_settled = settled(&fields);
             volume.table_meta(&fields)
         };
-        Ok(self.finished.iter().map(meta).collect())
+        // Their space is that of the metadata now.
+        Ok(std::mem::take(&mut self.finished).iter().map(meta).collect())
     }
 
-    /// Gives up the tables and their space.
+    /// Gives up the tables and their space, which is free when this ends.
     pub(super) async fn give_up(mut self) {
-        let volume = &self.core.volume;
-        if let Some(OpenTable { writer, run, .. }) = self.open.take() {
-            writer.abandon().await;
-            volume.release(run);
+        if let Some(open) = &mut self.open {
+            open.writer.abandon().await;
         }
-        self.finished.drain(..).for_each(|(_, extent)| volume.release(extent));
+    }
+}
+
+impl Drop for TableOutput<'_> {
+    fn drop(&mut self) {
+        if let Some(OpenTable { writer, run, .. }) = self.open.take() {
+            self.core.release_unfinished(run, writer.into_writes());
+        }
+        self.finished.drain(..).for_each(|(_, extent)| self.core.volume.release(extent));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Values that a compaction moves out of segments that are mostly dead: read in the order of keys, and written into new segments in that order.
 //!
-//! In: a key and the bytes of a value's record. Out: the value's new address, and when all are moved, the new segments, sealed. Invariant: a record is written once, in
-//! whole units; a mover that is not finished is given up before its space is used again.
+//! In: a key and the bytes of a value's record. Out: the value's new address, and when all are moved, the new segments, sealed. Invariants: a record is written once, in
+//! whole units; the space of a mover that is not finished is free when no write of it is in flight: when it was given up, or some time after it was dropped. Tested in
+//! `unfinished_tests.rs`.
 
 use super::core::LsmCore;
 use super::entry::ValueAddress;
@@ -98,11 +99,8 @@ impl<'a> ValueMover<'a> {
     }
 
     async fn finish_run(&mut self) -> Result<(), EngineError> {
-        let Some(mut open) = self.open.take() else { return Ok(()) };
-        if let Err(error) = open.writer.finish().await {
-            self.core.volume.release(open.run);
-            return Err(error);
-        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        open.writer.finish().await?;
         let used = self.core.volume.release_behind(
             open.run,
             open.next_unit,
@@ -110,6 +108,7 @@ impl<'a> ValueMover<'a> {
         );
         let seal = SegmentSeal { units: used.units, record_bytes: open.record_bytes, last_sequence: 0 };
         self.finished.push((open.id, used, seal));
+        self.open = None;
         Ok(())
     }
 
@@ -124,16 +123,23 @@ impl<'a> ValueMover<'a> {
         }
         let volume = &self.core.volume;
         let meta = |(id, extent, seal)| (volume.segment_meta(id, extent), seal);
-        Ok(self.finished.into_iter().map(meta).collect())
+        // Their space is that of the metadata now.
+        Ok(std::mem::take(&mut self.finished).into_iter().map(meta).collect())
     }
 
-    /// Gives up the segments and their space.
+    /// Gives up the segments and their space, which is free when this ends.
     pub(super) async fn give_up(mut self) {
-        let volume = &self.core.volume;
-        if let Some(mut open) = self.open.take() {
+        if let Some(open) = &mut self.open {
             open.writer.settle().await;
-            volume.release(open.run);
         }
-        self.finished.drain(..).for_each(|(_, extent, _)| volume.release(extent));
+    }
+}
+
+impl Drop for ValueMover<'_> {
+    fn drop(&mut self) {
+        if let Some(OpenRun { writer, run, .. }) = self.open.take() {
+            self.core.release_unfinished(run, writer.into_writes());
+        }
+        self.finished.drain(..).for_each(|(_, extent, _)| self.core.volume.release(extent));
     }
 }

@@ -101,6 +101,11 @@ impl RunWriter {
         }
     }
 
+    /// The writes that have not ended: before they have, the run must not be used for anything else.
+    pub fn into_writes(self) -> Vec<DeviceFuture> {
+        self.in_flight.into()
+    }
+
     /// A buffer to fill: a new one, or that of the oldest write.
     async fn next_buffer(&mut self) -> Result<Buffer, EngineError> {
         let mut buffer = None;

@@ -26,6 +26,7 @@ use crate::common::allocator::Extent;
 use crate::lsm::entry::{ENTRY_OVERHEAD_MAX, EntryValue, Position, TreeEntry};
 use octokv_base::map::FxHashMap;
 use octokv_base::{KEY_BYTES_MAX, UnixTime, Version};
+use octokv_device::DeviceFuture;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -280,11 +281,11 @@ impl TableWriter {
         Ok(())
     }
 
-    /// Writes the rest of the table, and waits until all of it is written. It is durable after a flush. REQUIRES: it has an entry.
+    /// Writes the rest of the table, and waits until all of it is written. It is durable after a flush. REQUIRES: it has an entry; the writer is not used afterwards.
     ///
     /// # Errors
     /// Device failures, no memory. The run can then be used for anything else.
-    pub async fn finish(mut self) -> Result<TableInfo, EngineError> {
+    pub async fn finish(&mut self) -> Result<TableInfo, EngineError> {
         if let Some(error) = self.run.failure() {
             self.run.settle().await;
             return Err(error);
@@ -295,10 +296,10 @@ impl TableWriter {
         let written = self.run.appended();
         // Blocks are shorter than what waits: one ends behind what was written.
         let front_bytes = if written == 0 { 0 } else { *self.block_ends.front().expect("data that waits") };
-        let mut segments: Vec<SegmentUse> = self.segments.into_values().collect();
+        let mut segments: Vec<SegmentUse> = self.segments.values().copied().collect();
         segments.sort_unstable_by_key(|segment| segment.segment);
-        let mut info = self.info;
-        (info.last_key, info.segments) = (self.last_key.into(), segments.into());
+        let mut info = self.info.clone();
+        (info.last_key, info.segments) = (self.last_key.as_slice().into(), segments.into());
         info.place.front_bytes = front_bytes;
         info.place.filter_bytes = filter.len() as u32;
         info.place.index_bytes = index.len() as u32;
@@ -334,7 +335,12 @@ impl TableWriter {
     }
 
     /// Gives up the table, and waits until no write is in flight. The run can then be used for anything else.
-    pub async fn abandon(mut self) {
+    pub async fn abandon(&mut self) {
         self.run.settle().await;
+    }
+
+    /// Gives up the table. The run can be used for anything else when these writes have ended.
+    pub fn into_writes(self) -> Vec<DeviceFuture> {
+        self.run.into_writes()
     }
 }
