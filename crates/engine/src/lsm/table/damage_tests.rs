@@ -179,6 +179,28 @@ fn an_unreadable_unit_costs_the_entries_in_it_alone() {
 }
 
 #[test]
+fn gets_go_on_without_a_filter_that_the_device_fails_to_read() {
+    let volume = TestVolume::new(4 << 20, UNIT_BYTES, 1 << 20);
+    let entries: Vec<OwnedEntry> =
+        (0..20_000u64).map(|key| inline(&key.to_be_bytes(), key + 1, b"value")).collect();
+    let table = volume.write(3, CONFIG, &entries);
+    let block_bytes = u64::from(UNIT_BYTES) / UNIT_BLOCKS;
+    for copy in table.place.copies(UNIT_BYTES) {
+        let start = copy + u64::from(table.place.descriptor_bytes);
+        let blocks = start / block_bytes + 1..(start + u64::from(table.place.filter_bytes)) / block_bytes;
+        let lba = |block| Lba(LOCATION * UNIT_BLOCKS + block);
+        let (from, to) = (lba(blocks.start), lba(blocks.end));
+        volume.faults.add(FaultRule::within(OpFilter::Read, from, to, InjectedFault::Error(5)));
+    }
+    let get = |key: u64| volume.get(&table, &key.to_be_bytes(), u64::MAX);
+    assert_eq!(get(17).as_ref().map(Option::as_ref), Ok(Some(&entries[17])));
+    assert_eq!((get(10_000_000), volume.io.counters.statistics().filter_uses), (Ok(None), 0));
+    // The filter is used once it can be read.
+    volume.faults.clear();
+    assert_eq!((get(10_000_000), volume.io.counters.statistics().filter_uses), (Ok(None), 1));
+}
+
+#[test]
 fn a_flipped_bit_costs_the_entries_of_its_block_alone() {
     let (volume, entries, table) = table_of(0);
     let by_unit = entries_by_unit(&volume, &entries, &table);

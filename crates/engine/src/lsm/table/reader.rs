@@ -6,7 +6,7 @@
 //! ```
 //! In: keys and snapshots. Out: entries by reference to their block.
 //! Of filter and index, the second copy is read if the first is damaged.
-//! Invariants: a part is used only if it is intact and the table's own; a table whose filter is lost is read without it; concurrent
+//! Invariants: a part is used only if it is intact and the table's own; a table whose filter is lost, or cannot be read now, is read without it; concurrent
 //! misses of one part may read it twice. Tested in `model_tests.rs` and `damage_tests.rs`.
 
 use super::cache::{PartName, TablePart};
@@ -82,7 +82,8 @@ impl TableReader {
     /// table does not have, unless its filter excludes them. Device failures, no memory.
     pub async fn get(&self, key: SearchKey<'_>, snapshot: u64) -> Result<Option<FoundInTable>, EngineError> {
         let counters = &self.io.counters;
-        let filter = self.filter().await?;
+        // A filter only saves reads: if it cannot be read, index and block have the answer.
+        let filter = self.filter().await.unwrap_or_default();
         if let Some(filter) = &filter {
             count(&counters.filter_uses);
             if !filter.may_have(key.hash) {
