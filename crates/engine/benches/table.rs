@@ -54,7 +54,7 @@ fn table_io(cache_bytes: u64) -> Rc<TableIo> {
         place: VolumePlace::default(),
         counters: TableCounters::default(),
         scan_lengths: ScanLengths::default(),
-        skips_unreadable: false,
+        unreadable: None,
     })
 }
 
@@ -206,7 +206,7 @@ fn table_io_of(io: &Rc<TableIo>, cache_bytes: u64) -> Rc<TableIo> {
         cache: Arc::new(TableCache::new(cache_bytes)),
         counters: TableCounters::default(),
         scan_lengths: ScanLengths::default(),
-        skips_unreadable: false,
+        unreadable: None,
         ..**io
     })
 }

@@ -26,9 +26,9 @@ pub enum ProblemKind {
     WrongRecord,
     /// The value fails its checksum.
     Value,
-    /// A block of a table fails its checksum, or could not be read: the entries in it are lost.
+    /// A block of a table fails its checksum, or the medium has lost it: the entries in it are lost.
     TableBlock,
-    /// The device could not read it.
+    /// The device failed to read it.
     Unreadable,
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for ProblemKind {
             ProblemKind::WrongRecord => "holds another record",
             ProblemKind::Value => "value damaged",
             ProblemKind::TableBlock => "block of a table damaged",
-            ProblemKind::Unreadable => "unreadable",
+            ProblemKind::Unreadable => "unreadable: the device failed",
         })
     }
 }

@@ -9,8 +9,11 @@ use octokv_base::{Key, Lba, Nanos, Prng};
 use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
-use octokv_engine::lsm::{LsmEngine, open_with};
-use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
+use octokv_engine::lsm::{LsmEngine, LsmVolume, open_with};
+use octokv_engine::{
+    Engine, EngineError, IteratorOptions, IteratorProgress, ProblemKind, PutMode, PutOutcome, RecordProblem,
+    Volume,
+};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::cell::RefCell;
@@ -26,6 +29,7 @@ const ENODATA: InjectedFault = InjectedFault::Error(61);
 
 /// A volume with its maintenance.
 struct Maintained {
+    device: Rc<dyn Device>,
     engine: Rc<LsmEngine>,
     plan: FaultPlan,
     handle: ReactorHandle,
@@ -49,7 +53,7 @@ impl Maintained {
         let pool = pool();
         let opened = open_with(&device, &pool, config, &fixture.format, make_small);
         let volume = block_on(opened, || ()).expect("opens");
-        let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, device, pool.clone()));
+        let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, Rc::clone(&device), pool));
         let sim = SimEnv::new(SimEnvConfig::new(1));
         let devices = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
         let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
@@ -60,7 +64,7 @@ impl Maintained {
         tasks.add(async move { maintained.maintain(&own, |error| reported.borrow_mut().push(error)).await });
         let (random, model) = (Prng::new(3), vec![0; KEYS as usize]);
         let mut volume =
-            Maintained { engine, plan, handle, tasks, now, random, reports, operations: 0, model };
+            Maintained { device, engine, plan, handle, tasks, now, random, reports, operations: 0, model };
         volume.write_all();
         volume.advance(Nanos::from_secs(5));
         volume
@@ -341,4 +345,28 @@ fn a_block_that_the_medium_has_lost_costs_its_keys_and_holds_up_nothing() {
     assert!(errors.iter().all(is_lost), "{errors:?}");
     volume.write_all();
     assert_eq!(volume.read_all(), []);
+}
+
+#[test]
+fn a_verification_tells_device_errors_from_damage_and_names_the_blocks() {
+    let volume = Maintained::new(u64::MAX);
+    block_on(volume.engine.compact_all(), || ()).expect("compacts");
+    let extents: Vec<_> = volume.engine.volume().version().extents().collect();
+    let blocks = extents.iter().flat_map(|extent| extent.location..extent.location + extent.units);
+    let (mut table_blocks, mut values) = (0, 0);
+    for block in blocks.step_by(5) {
+        for (fault, is_damage) in [(EIO, false), (ENODATA, true)] {
+            volume.fail(block..block + 1, fault);
+            let devices = [Rc::clone(&volume.device)];
+            let report =
+                block_on(<Arc<LsmVolume>>::verify(&devices, &pool(), &mut |_, _| ()), || ()).expect("loads");
+            volume.plan.clear();
+            for RecordProblem { lba, key, kind } in report.problems {
+                assert_eq!(kind != ProblemKind::Unreadable, is_damage, "block {block}: {kind} at {lba}");
+                assert!((lba..lba + 9).contains(&block), "block {block}: {kind} at {lba}");
+                *if key.is_some() { &mut values } else { &mut table_blocks } += 1;
+            }
+        }
+    }
+    assert!(table_blocks > 10 && values > 10, "{table_blocks} blocks of tables, {values} values");
 }

@@ -1,7 +1,7 @@
 //! One core's part of an open volume: its device, its buffers, and what reads and writes share.
 
 use super::iterator_views::IteratorViews;
-use super::table::io::{TableCounters, TableIo};
+use super::table::io::{TableCounters, TableIo, UnreadableBlocks};
 use super::table::scan_lengths::ScanLengths;
 use super::volume::LsmVolume;
 use crate::common::abandoned::AbandonedOperations;
@@ -36,7 +36,7 @@ impl LsmCore {
         device: Rc<dyn Device>,
         pool: BufferPool,
     ) -> LsmCore {
-        LsmCore::with_io(volume, core, device, pool, false)
+        LsmCore::with_io(volume, core, device, pool, None)
     }
 
     /// The part of a verification, which goes on behind all that it cannot read. REQUIRES: it changes nothing, and no other part of the volume has core 0.
@@ -45,7 +45,7 @@ impl LsmCore {
         device: Rc<dyn Device>,
         pool: BufferPool,
     ) -> LsmCore {
-        LsmCore::with_io(volume, 0, device, pool, true)
+        LsmCore::with_io(volume, 0, device, pool, Some(UnreadableBlocks::default()))
     }
 
     fn with_io(
@@ -53,7 +53,7 @@ impl LsmCore {
         core: usize,
         device: Rc<dyn Device>,
         pool: BufferPool,
-        skips_unreadable: bool,
+        unreadable: Option<UnreadableBlocks>,
     ) -> LsmCore {
         let io = Rc::new(TableIo {
             device: Rc::clone(&device),
@@ -64,7 +64,7 @@ impl LsmCore {
             place: VolumePlace::default(),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
-            skips_unreadable,
+            unreadable,
         });
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
         let views = RefCell::new(IteratorViews::new(volume.settings.views_max));

@@ -156,7 +156,9 @@ impl LsmCore {
                         .check_record(&buffer[at.clone()], units.start, &key, address)
                         .map(|value| AheadValue::Read(buffer, at.start + value.start..at.start + value.end)),
                     // The medium lost it: the same read would fail again.
-                    Err(error) if is_media_error(error) => Err(self.corrupt(units.start)),
+                    Err(error) if self.io.is_lost(self.volume.lba(units.start), error) => {
+                        Err(self.corrupt(units.start))
+                    }
                     Err(error) => Err(self.io.failed(error)),
                 }
             }

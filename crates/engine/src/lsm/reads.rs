@@ -238,7 +238,13 @@ impl LsmCore {
     ) -> Result<Option<(Buffer, Range<usize>)>, EngineError> {
         let Some(units) = self.record_units(version, key, address)? else { return Ok(None) };
         let buffer = self.start_read(&units)?.await.into_read();
-        let buffer = buffer.map_err(|error: DeviceError| self.io.failed(error))?;
+        let is_verified = self.io.unreadable.is_some();
+        let buffer = buffer.map_err(|error: DeviceError| match error {
+            error if is_verified && self.io.is_lost(self.volume.lba(units.start), error) => {
+                self.corrupt(units.start)
+            }
+            error => self.io.failed(error),
+        })?;
         let value = self.check_record(&buffer, units.start, key, address)?;
         Ok(Some((buffer, value)))
     }

@@ -85,7 +85,7 @@ impl TestLevel {
             place: VolumePlace::default(),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
-            skips_unreadable: false,
+            unreadable: None,
         });
         let mut cuts: Vec<usize> =
             (1..entries.len()).filter(|&at| entries[at - 1].key != entries[at].key && begins(at)).collect();

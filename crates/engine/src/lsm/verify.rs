@@ -69,6 +69,14 @@ async fn verify_volume(
 }
 
 impl LsmCore {
+    /// `damage`, if the blocks from this one on were read or the medium has lost them, and not the device failed.
+    fn problem_at(&self, lba: u64, damage: ProblemKind) -> ProblemKind {
+        match &self.io.unreadable {
+            Some(unreadable) if unreadable.has(lba) => ProblemKind::Unreadable,
+            _ => damage,
+        }
+    }
+
     /// Reads all tables.
     async fn verify_tables(&self, report: &mut VerifyReport) -> Result<(), OpenError> {
         let version = self.volume.version();
@@ -79,7 +87,7 @@ impl LsmCore {
             loop {
                 match outcome {
                     Err(EngineError::Corrupt { lba, .. }) => {
-                        let kind = ProblemKind::TableBlock;
+                        let kind = self.problem_at(lba, ProblemKind::TableBlock);
                         report.problems.push(RecordProblem { lba, key: None, kind });
                     }
                     Err(error) => return Err(error.into()),
@@ -113,12 +121,8 @@ impl LsmCore {
                     match taken {
                         Ok(value) => report.value_bytes += value.bytes().len() as u64,
                         Err(EngineError::Corrupt { lba, .. }) => {
-                            let (key, kind) = (Key::new(&key), ProblemKind::Value);
+                            let (key, kind) = (Key::new(&key), self.problem_at(lba, ProblemKind::Value));
                             report.problems.push(RecordProblem { lba, key, kind });
-                        }
-                        Err(EngineError::Device { .. }) => {
-                            let (key, kind) = (Key::new(&key), ProblemKind::Unreadable);
-                            report.problems.push(RecordProblem { lba: 0, key, kind });
                         }
                         Err(error) => return Err(error.into()),
                     }

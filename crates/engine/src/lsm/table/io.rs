@@ -10,9 +10,10 @@ use super::info::TablePlace;
 use super::scan_lengths::ScanLengths;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{EngineError, VolumePlace};
+use octokv_base::map::FxHashSet;
 use octokv_base::{Buffer, BufferPool, Lba};
 use octokv_device::{Device, DeviceError};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -46,8 +47,19 @@ pub struct TableIo {
     pub counters: TableCounters,
     /// The lengths of its scans.
     pub scan_lengths: ScanLengths,
-    /// Whether any read that fails counts as one of lost blocks. Only for a verification, which goes on behind them and changes nothing.
-    pub skips_unreadable: bool,
+    /// Only for a verification, which goes on behind all that it cannot read and changes nothing.
+    pub unreadable: Option<UnreadableBlocks>,
+}
+
+/// The first blocks of reads that a device failed, though the medium has not lost them. Each then counts as lost, so that cursors go on behind it.
+#[derive(Debug, Default)]
+pub struct UnreadableBlocks(RefCell<FxHashSet<u64>>);
+
+impl UnreadableBlocks {
+    /// Whether the last read from this block on failed with an error of the device.
+    pub fn has(&self, lba: u64) -> bool {
+        self.0.borrow().contains(&lba)
+    }
 }
 
 /// Counts what a core reads of tables.
@@ -161,6 +173,16 @@ impl TableIo {
         self.pool.free_bytes() as u64 >= (self.pool.budget_bytes() / 2) as u64 + bytes
     }
 
+    /// Whether the blocks of a read that failed, from `lba` on, count as lost: if the medium says so, and for a verification, which notes others.
+    pub fn is_lost(&self, lba: Lba, error: DeviceError) -> bool {
+        if let Some(unreadable) = &self.unreadable
+            && !is_media_error(error)
+        {
+            unreadable.0.borrow_mut().insert(lba.0);
+        }
+        self.unreadable.is_some() || is_media_error(error)
+    }
+
     /// Reads bytes of a table's run in one read.
     pub(super) async fn read(
         &self,
@@ -172,16 +194,17 @@ impl TableIo {
         let start = (offset % block_bytes as u64) as usize;
         let length = (start + bytes).next_multiple_of(block_bytes);
         let buffer = self.pool.take(length).ok_or(RunReadError::Engine(EngineError::NoMemory))?;
-        let result = self.device.read(self.lba(place, offset), buffer).await.into_read();
-        let is_lost = |error| {
-            self.skips_unreadable
-                || is_media_error(error)
-                || bug_injection::is_injected(InjectedBug::DeviceErrorIsDamage)
-        };
+        let lba = self.lba(place, offset);
+        let result = self.device.read(lba, buffer).await.into_read();
+        let is_lost =
+            |error| self.is_lost(lba, error) || bug_injection::is_injected(InjectedBug::DeviceErrorIsDamage);
         let buffer = result.map_err(|error| match error {
             error if is_lost(error) => RunReadError::Media,
             error => RunReadError::Engine(self.failed(error)),
         })?;
+        if let Some(unreadable) = &self.unreadable {
+            unreadable.0.borrow_mut().remove(&lba.0);
+        }
         Ok(RunBytes { buffer, range: start..start + bytes, offset })
     }
 }

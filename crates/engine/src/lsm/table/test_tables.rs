@@ -206,7 +206,7 @@ impl TestVolume {
             place: VolumePlace::new(1, 2),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
-            skips_unreadable: false,
+            unreadable: None,
         };
         TestVolume { io: Rc::new(io), faults, reads, writes }
     }
@@ -219,7 +219,7 @@ impl TestVolume {
             cache: Arc::new(TableCache::new(self.io.cache.capacity_bytes())),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
-            skips_unreadable: false,
+            unreadable: None,
             ..*self.io
         };
         let [reads, writes] = [&self.reads, &self.writes].map(Rc::clone);
