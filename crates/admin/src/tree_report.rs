@@ -30,6 +30,12 @@ pub struct TreeReport {
     pub moved_bytes: u64,
     /// The bytes that compactions will read until every level has reached its target, estimated.
     pub pending_bytes: u64,
+    /// Tables that compactions leave alone because the device failed to read them.
+    pub postponed_tables: u64,
+    /// Value segments of which the same is true.
+    pub postponed_segments: u64,
+    /// Compactions that failed because the device failed to read.
+    pub postponed_compactions: u64,
     /// Writes that waited for space, or for room in memory or in the journal.
     pub waited_writes: u64,
     /// The sum of their waits in milliseconds.
@@ -99,6 +105,9 @@ impl TreeReport {
             moved_values: tree.moved_values,
             moved_bytes: tree.moved_bytes,
             pending_bytes: tree.pending_bytes,
+            postponed_tables: tree.postponed.tables,
+            postponed_segments: tree.postponed.segments,
+            postponed_compactions: tree.postponed.compactions,
             waited_writes: tree.stalls.waited_writes,
             waited_ms: millis(tree.stalls.waited),
             delayed_writes: tree.stalls.delayed_writes,
@@ -118,7 +127,7 @@ impl TreeReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_engine::{LevelStatistics, StallStatistics, TREE_LEVELS};
+    use octokv_engine::{LevelStatistics, PostponedStatistics, StallStatistics, TREE_LEVELS};
     use serde_json::json;
 
     /// Each number is another one, so that two that are exchanged show.
@@ -143,6 +152,7 @@ mod tests {
             moved_values: 9,
             moved_bytes: 10,
             pending_bytes: 11,
+            postponed: PostponedStatistics { tables: 28, segments: 29, compactions: 30 },
             stalls,
             segments: 16,
             segment_bytes: 17,
@@ -159,7 +169,8 @@ mod tests {
         let document = json!({
             "nsid": 25, "levels": [none, one, none, none, none, none, none], "memtables": 3, "memtable_bytes": 4,
             "flushes": 5, "flushed_bytes": 6, "compactions": 7, "compacted_bytes": 8, "moved_values": 9,
-            "moved_bytes": 10, "pending_bytes": 11, "waited_writes": 14,
+            "moved_bytes": 10, "pending_bytes": 11, "postponed_tables": 28, "postponed_segments": 29,
+            "postponed_compactions": 30, "waited_writes": 14,
             "waited_ms": 15.0, "delayed_writes": 26, "delayed_ms": 27.0, "segments": 16, "segment_bytes": 17, "segment_live_bytes": 18, "last_sequence": 19,
             "iterators": 20, "expired_iterators": 21, "oldest_snapshot": { "sequence": 22, "age_s": 2.5 },
             "pinned_bytes": 24,

@@ -56,7 +56,9 @@ pub use operation::{
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
 pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};
-pub use tree_statistics::{LevelStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics};
+pub use tree_statistics::{
+    LevelStatistics, PostponedStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics,
+};
 pub use verify_report::{
     Finding, FindingKind, ProblemKind, RecordProblem, SalvageReport, VerifyFailure, VerifyObserver,
     VerifyReport,

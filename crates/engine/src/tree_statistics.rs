@@ -30,6 +30,8 @@ pub struct TreeStatistics {
     pub moved_bytes: u64,
     /// The bytes that compactions will read until every level has reached its target, estimated.
     pub pending_bytes: u64,
+    /// What compactions leave alone because the device failed to read it.
+    pub postponed: PostponedStatistics,
     /// The writes that had to wait for background work.
     pub stalls: StallStatistics,
     /// Value segments.
@@ -57,6 +59,17 @@ pub struct LevelStatistics {
     pub tables: u64,
     /// Their length in bytes.
     pub bytes: u64,
+}
+
+/// Compactions that device errors hold up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PostponedStatistics {
+    /// Tables that the device failed to read, and that no compaction has read since.
+    pub tables: u64,
+    /// Value segments with values of which the same is true.
+    pub segments: u64,
+    /// Compactions that failed since the opening because the device failed to read.
+    pub compactions: u64,
 }
 
 /// The writes that background work held up since the opening.

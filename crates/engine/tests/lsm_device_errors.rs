@@ -11,8 +11,8 @@ use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, Injected
 use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::lsm::{LsmEngine, LsmVolume, open_with};
 use octokv_engine::{
-    Engine, EngineError, IteratorOptions, IteratorProgress, ProblemKind, PutMode, PutOutcome, RecordProblem,
-    Volume,
+    Engine, EngineError, IteratorOptions, IteratorProgress, PostponedStatistics, ProblemKind, PutMode,
+    PutOutcome, RecordProblem, Volume,
 };
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
@@ -213,8 +213,12 @@ fn a_table_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
         let is_device = |(_, error): &(u64, EngineError)| matches!(error, EngineError::Device { .. });
         assert!(errors.len() < KEYS as usize / 2 && errors.iter().all(is_device), "{errors:?}");
         assert_eq!(volume.take_reports().len(), 1, "level {level}");
+        let postponed = || volume.engine.statistics().tree.expect("it has one").postponed;
+        let PostponedStatistics { tables, segments, compactions } = postponed();
+        assert!((tables, segments) == (1, 0) && (5..40).contains(&compactions), "{:?}", postponed());
         volume.plan.clear();
         volume.check_healed();
+        assert_eq!(volume.engine.statistics().tree.expect("it has one").postponed.tables, 0);
         assert!(!volume.has_table(id), "level {level}: it is compacted");
     }
 }

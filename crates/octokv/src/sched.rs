@@ -298,6 +298,11 @@ fn print_tree(out: &mut impl Write, tree: &TreeReport) -> CliResult {
     writeln!(out, "{moved_values} values moved: {moved}; {pending} pending")?;
     write!(out, "  writes: {} waited, {:.0} ms in all; ", tree.waited_writes, tree.waited_ms)?;
     writeln!(out, "{} delayed, {:.0} ms in all", tree.delayed_writes, tree.delayed_ms)?;
+    if tree.postponed_compactions > 0 {
+        let TreeReport { postponed_tables, postponed_segments, postponed_compactions, .. } = tree;
+        write!(out, "  device errors: {postponed_tables} tables and {postponed_segments} value segments ")?;
+        writeln!(out, "postponed; {postponed_compactions} compactions failed")?;
+    }
     let [segment_bytes, live, pinned] =
         [tree.segment_bytes, tree.segment_live_bytes, tree.pinned_bytes].map(Size);
     writeln!(out, "  {segments} value segments: {segment_bytes}, {live} of it live")?;

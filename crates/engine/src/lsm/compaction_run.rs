@@ -167,6 +167,7 @@ impl LsmCore {
             }
             Err(error) if failed.is_empty() => Err(RunFailure::Failed(error)),
             Err(error) => {
+                self.volume.compaction.postponed_compactions.fetch_add(1, Ordering::Relaxed);
                 failed.into_iter().for_each(|part| postponed.postpone(part, error));
                 Err(RunFailure::Postponed(error))
             }

@@ -84,6 +84,12 @@ impl PostponedReads {
         self.parts.contains_key(&part)
     }
 
+    /// The numbers of tables and of segments that have failed, and were not read since.
+    pub fn counts(&self) -> [u64; 2] {
+        let tables = self.parts.keys().filter(|part| matches!(part, CompactedPart::Table(_))).count();
+        [tables, self.parts.len() - tables].map(|count| count as u64)
+    }
+
     fn postponed(&self) -> impl Iterator<Item = (&CompactedPart, &Postponement)> {
         self.parts.iter().filter(|(_, postponement)| postponement.until > self.now)
     }
@@ -151,8 +157,9 @@ mod tests {
         assert!(reads.tables().is_empty() && reads.has_failed(SEGMENT) && !reads.has_failed(TABLE));
         assert_eq!((reads.segments().collect::<Vec<_>>(), reads.error()), (vec![7], Some(ERROR)));
         reads.postpone(TABLE, ERROR);
+        assert_eq!(reads.counts(), [1, 1]);
         reads.forget(SEGMENT);
-        assert_eq!((reads.tables().len(), reads.segments().count()), (1, 0));
+        assert_eq!((reads.tables().len(), reads.segments().count(), reads.counts()), (1, 0, [1, 0]));
         reads.clear();
         assert!(reads.is_empty() && reads.next_due().is_none());
     }

@@ -61,6 +61,8 @@ pub(super) struct CompactionState {
     pub unmovable: Mutex<FxHashSet<u32>>,
     /// What the device failed to read.
     pub postponed: Mutex<PostponedReads>,
+    /// Compactions that failed because of it.
+    pub postponed_compactions: AtomicU64,
     pub running: Mutex<Vec<Arc<TreeCompaction>>>,
     pub is_over: AtomicBool,
     /// Whether nothing was written for some time.

@@ -7,7 +7,9 @@ use super::compaction_choice::pending_bytes;
 use super::snapshots::SnapshotInfo;
 use super::version_edit::LEVELS;
 use super::volume::LsmVolume;
-use crate::tree_statistics::{LevelStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics};
+use crate::tree_statistics::{
+    LevelStatistics, PostponedStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics,
+};
 use octokv_base::Nanos;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,6 +44,7 @@ impl LsmVolume {
             moved_values: load(&work.moved_values),
             moved_bytes: load(&work.moved_bytes),
             pending_bytes: pending_bytes(&version, &self.settings.compaction),
+            postponed: self.postponed_statistics(),
             stalls: StallStatistics {
                 waited_writes: load(&work.waited_writes),
                 waited: Nanos(load(&work.waited_ns)),
@@ -57,6 +60,12 @@ impl LsmVolume {
             oldest_snapshot: self.snapshots.oldest().map(|oldest| self.age_of(oldest)),
             pinned_bytes: self.pinned_units() * unit_bytes,
         }
+    }
+
+    fn postponed_statistics(&self) -> PostponedStatistics {
+        let [tables, segments] = self.compaction.postponed.lock().counts();
+        let compactions = self.compaction.postponed_compactions.load(Ordering::Relaxed);
+        PostponedStatistics { tables, segments, compactions }
     }
 
     /// By the wall clock, which its creation has read: the clock of idle time may be as old as the last look at iterators.
