@@ -61,11 +61,16 @@ discover -p || fail "nvme discover -p failed"
 says "subnqn: *$OCTOKV_NQN\$"
 await discovery_controller || fail "no discovery controller stayed"
 [ "$(cat "/sys/class/nvme/$discovery/cntrltype")" = discovery ] || fail "the kernel takes it for another kind"
-# The kernel tells of the notice that the discovery log changed, 70f002h, in an event of the controller's device.
+# The kernel reports the notice that the discovery log changed, 70f002h, in a uevent of the controller's device.
+: >/tmp/uevents
 # shellcheck disable=SC2016 # The variables are the event's.
 uevent sh -c 'echo "$DEVNAME $NVME_AEN"' >>/tmp/uevents 2>/dev/null &
 events=$!
 told() { grep -Eq "^$discovery 0x0*70f002\$" /tmp/uevents; }
+# The kernel drops a uevent that no process receives, and the notice is not repeated until the log is read. So the
+# change waits for the receiver: a synthetic uevent of the device has to arrive first.
+receiving() { echo change >"/sys/class/nvme/$discovery/uevent" && grep -q "^$discovery " /tmp/uevents; }
+await receiving || fail "no synthetic uevent of the discovery controller arrived within 20 s"
 
 step "a host that is taken from the list: its controller is lost, connecting is refused, discovery hides the subsystem"
 ask host deny any
