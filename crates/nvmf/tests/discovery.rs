@@ -1,15 +1,14 @@
 //! The discovery controller: its log, read whole and in pieces, and its events.
 
 use crate::common::*;
-use octokv_base::Nanos;
+use octokv_base::{NamespaceId, Nanos};
 use octokv_nvmf::{HostAcl, Target};
-use octokv_wire::Sqe;
-use octokv_wire::Status;
 use octokv_wire::discovery::{self, SubsystemKind};
 use octokv_wire::identify::{self, cns};
-use octokv_wire::log_page::id;
+use octokv_wire::log_page::{self, id};
 use octokv_wire::nqn;
 use octokv_wire::queue_entry::{admin, event, feature};
+use octokv_wire::{Sgl, Sqe, Status};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -132,6 +131,53 @@ fn a_denied_host_does_not_see_the_subsystem() {
     assert!(found == 0 && second > first);
     target.set_host_acl(HostAcl::Any);
     assert_eq!(storage(&mut host).0, 1);
+}
+
+#[test]
+fn a_change_without_an_event_request_is_reported_by_the_next_one() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = TestHost::discovery(&target);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
+    target.set_host_acl(HostAcl::Listed([].into()));
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty(), "no event request, no completion");
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
+}
+
+#[test]
+fn a_change_between_an_event_and_the_read_of_the_log_raises_another_event() {
+    let target = listening(&["10.1.2.3:4420"]);
+    let mut host = TestHost::discovery(&target);
+    host.set_feature(feature::ASYNC_EVENTS, 0, event::DISCOVERY_CHANGED_BIT);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    target.set_host_acl(HostAcl::Listed([].into()));
+    host.advance_time(Nanos::from_secs(1));
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
+    host.send_command(&Sqe::new(admin::ASYNC_EVENT_REQUEST, 500), &[]);
+    target.set_host_acl(HostAcl::Any);
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty(), "masked until the log is read");
+    let mut read = log_page::LogPageRequest {
+        id: id::DISCOVERY,
+        log_specific: 0,
+        retain_event: true,
+        bytes: 1024,
+        offset: 0,
+        csi: 0,
+        namespace: NamespaceId(0),
+    };
+    let mut run = |host: &mut TestHost, retain_event| {
+        read.retain_event = retain_event;
+        let mut sqe = read.encode(host.id());
+        sqe.sgl = Sgl::transport(1024);
+        assert!(host.run(sqe, &[]).status().is_success());
+    };
+    run(&mut host, true);
+    host.advance_time(Nanos::from_secs(1));
+    assert!(host.received_pdus.is_empty(), "a read that retains the event does not unmask it");
+    run(&mut host, false);
+    assert_eq!(host.next_response().dw0(), event::DISCOVERY_CHANGED);
 }
 
 #[test]
