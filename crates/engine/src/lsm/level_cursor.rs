@@ -356,11 +356,13 @@ impl LevelCursor {
                 }
             }
             let Some(rank) = self.tables.beside(rank, towards) else { return Ok(()) };
+            let (_, cursor) = self.opened();
+            let entered = cursor.hand_over();
             outcome = self.open(rank, is_step).await;
             if outcome.is_ok() {
                 let (_, cursor) = self.opened();
                 outcome = match towards {
-                    LevelEnd::Last => cursor.seek(Position::START).await,
+                    LevelEnd::Last => cursor.go_on(entered).await,
                     LevelEnd::First => cursor.seek_before(None).await,
                 };
             }

@@ -315,7 +315,7 @@ fn a_scan_forward_reads_at_once_what_those_before_it_needed() {
     let level = level_of(8, 1 << 20);
     let steps = level.ranges[0].len() / 2;
     let (first, _) = reads_of_scan(&level, 0, steps);
-    assert_eq!(first, 3, "one block, then three, then six");
+    assert_eq!(first, 3, "one block, then three, then four");
     for table in 1..4 {
         assert_eq!(reads_of_scan(&level, table, steps).0, 1, "table {table}");
     }

@@ -20,6 +20,7 @@ use super::index::{BlockRef, TableIndex, key_range};
 use super::io::RunBytes;
 use super::key_block::KeyBlockPosition;
 use super::reader::{CacheFill, TableReader};
+use super::scan_lengths::SCAN_BLOCKS_MAX;
 use super::stored_entry::{DataBlock, StoredEntry};
 use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
@@ -89,10 +90,12 @@ struct BlockPrefetch {
     read: Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// A scan forward, from its seek on, in blocks.
+/// A scan forward, from its seek on, in blocks; also of the tables of the level before this one.
 #[derive(Clone, Copy, Debug, Default)]
 struct BlockScan {
     entered: u32,
+    /// How many earlier scans of the level entered.
+    usual: u32,
     /// How many it will probably enter.
     expected: u32,
     /// Behind the current one, those that were read or are being read.
@@ -109,8 +112,23 @@ impl BlockScan {
         self.was_ahead = self.ahead > 0;
         self.ahead = self.ahead.saturating_sub(1);
         if self.entered > self.expected {
-            self.expected = self.entered.saturating_mul(2);
+            self.expected = self.beyond(self.entered);
         }
+    }
+
+    /// Of a scan that is longer than usual, expects more once half of the last read is passed: it then waits for the device at its first unusual block only, not whenever it has
+    /// entered as many as it was expected to.
+    fn expect_more(&mut self) {
+        if self.entered > self.usual && self.ahead <= self.run / 2 {
+            self.expected = self.expected.max(self.beyond(self.entered.saturating_add(self.ahead)));
+        }
+    }
+
+    /// The expected length of a scan that needs more blocks than these: as many again as are beyond the usual length, so that one which is little longer than others reads little
+    /// in vain. The usual length is known up to [`SCAN_BLOCKS_MAX`].
+    fn beyond(&self, blocks: u32) -> u32 {
+        let usual = if self.usual < SCAN_BLOCKS_MAX { self.usual } else { 0 };
+        blocks.saturating_mul(2).saturating_add(1).saturating_sub(usual)
     }
 
     /// How many blocks to read behind the current one, and those that were read.
@@ -237,6 +255,7 @@ impl TableCursor {
             return;
         };
         while self.prefetches.len() < READS_AHEAD_MAX {
+            self.scan.expect_more();
             let BlockScan { ahead, run, .. } = self.scan;
             if ahead > run + run / 2 {
                 return;
@@ -323,6 +342,37 @@ impl TableCursor {
         }
         (self.scan, self.has_looked_ahead) = (BlockScan::default(), false);
         self.prefetches.clear();
+    }
+
+    /// Ends the scan in this table: it goes on in the next one of the level, for which its blocks up to here are given.
+    pub fn hand_over(&mut self) -> u32 {
+        std::mem::take(&mut self.scan).entered
+    }
+
+    /// Goes to the first entry, for a scan that has entered so many blocks in the tables before.
+    ///
+    /// # Errors
+    /// As for [`EntryCursor::seek`].
+    pub async fn go_on(&mut self, entered: u32) -> Result<(), EngineError> {
+        self.leave_entry();
+        self.end_scan();
+        self.scan.entered = entered;
+        self.seek_in_scan(Position::START).await
+    }
+
+    async fn seek_in_scan(&mut self, position: Position<'_>) -> Result<(), EngineError> {
+        let index = self.index().await?;
+        if !index.seek(&mut self.block_at, position) {
+            return Ok(());
+        }
+        self.scan.usual = self.reader.io.scan_lengths.expected(self.level);
+        self.scan.expected = self.scan.usual;
+        self.scan.enter();
+        if !self.enter_block(&index, false, |block, at| block.seek(at, position)).await? {
+            // The separator is behind the block's last entry.
+            self.move_block(Direction::Forward).await?;
+        }
+        Ok(())
     }
 
     fn leave_entry(&mut self) {
@@ -494,17 +544,7 @@ impl EntryCursor for TableCursor {
     async fn seek(&mut self, position: Position<'_>) -> Result<(), EngineError> {
         self.leave_entry();
         self.end_scan();
-        let index = self.index().await?;
-        if !index.seek(&mut self.block_at, position) {
-            return Ok(());
-        }
-        self.scan.expected = self.reader.io.scan_lengths.expected(self.level);
-        self.scan.enter();
-        if !self.enter_block(&index, false, |block, at| block.seek(at, position)).await? {
-            // The separator is behind the block's last entry.
-            self.move_block(Direction::Forward).await?;
-        }
-        Ok(())
+        self.seek_in_scan(position).await
     }
 
     async fn seek_before(&mut self, position: Option<Position<'_>>) -> Result<(), EngineError> {
