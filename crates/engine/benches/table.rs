@@ -14,7 +14,7 @@ use octokv_engine::VolumePlace;
 use octokv_engine::common::allocator::Extent;
 use octokv_engine::lsm::cursor::EntryCursor;
 use octokv_engine::lsm::entry::{EntryValue, Position, TreeEntry};
-use octokv_engine::lsm::table::cache::TableCache;
+use octokv_engine::lsm::table::cache::BlockCache;
 use octokv_engine::lsm::table::cursor::{TableCursor, TableCursorConfig};
 use octokv_engine::lsm::table::info::TableInfo;
 use octokv_engine::lsm::table::io::{TableCounters, TableIo};
@@ -48,7 +48,7 @@ fn table_io(cache_bytes: u64) -> Rc<TableIo> {
     Rc::new(TableIo {
         device: Rc::new(MemoryDevice::new(disk)),
         pool: BufferPool::new(64 << 20),
-        cache: Arc::new(TableCache::new(cache_bytes)),
+        cache: Arc::new(BlockCache::new(cache_bytes)),
         volume_id: 1,
         unit_bytes: UNIT_BYTES,
         place: VolumePlace::default(),
@@ -203,7 +203,7 @@ fn table_io_of(io: &Rc<TableIo>, cache_bytes: u64) -> Rc<TableIo> {
     Rc::new(TableIo {
         device: Rc::clone(&io.device),
         pool: io.pool.clone(),
-        cache: Arc::new(TableCache::new(cache_bytes)),
+        cache: Arc::new(BlockCache::new(cache_bytes)),
         counters: TableCounters::default(),
         scan_lengths: ScanLengths::default(),
         unreadable: None,

@@ -1,5 +1,5 @@
-//! The reads of values ahead of an iterator: records side by side are read together, and one that cannot be read costs none of the others; a full compaction lays
-//! them down side by side.
+//! The reads of values that lie in segments: those of gets, which the cache spares; and those ahead of an iterator: records side by side are read together, and one that
+//! cannot be read costs none of the others; a full compaction lays them down side by side.
 
 use crate::common::lsm_fixture::{LsmFixture, make_small};
 use crate::common::pool;
@@ -143,6 +143,52 @@ fn values_that_were_put_in_the_order_of_keys_share_reads() {
     assert!(reads.len() as u64 <= VALUES / 2, "{reads:?}");
     let (_, _, fixed) = ScannedVolume::in_the_order_of_keys(with_a_fixed_degree).scan();
     assert_eq!(fixed.len() as u64, VALUES, "a fixed degree reads each by itself");
+}
+
+fn with_a_cache(settings: &mut TreeSettings) {
+    with_long_segments(settings);
+    settings.cache_bytes = 4 << 20;
+}
+
+#[test]
+fn a_get_reads_a_value_once_until_it_is_replaced_or_moved() {
+    let volume = ScannedVolume::new(with_a_cache);
+    let mut stored = put_at_random(&volume, 100);
+    let reads_of_gets = |stored: &BTreeMap<Key, u64>| {
+        volume.device.reads.borrow_mut().clear();
+        for (key, &operation) in stored {
+            let found = run(volume.engine.get(key)).expect("no fault").expect("it is stored");
+            assert_eq!(found.as_bytes(), value_of(key, operation, VALUE_BYTES), "{key:?}");
+        }
+        volume.device.reads.take().len()
+    };
+    assert_eq!(reads_of_gets(&stored), 100);
+    assert_eq!(reads_of_gets(&stored), 0);
+    for (key, operation) in stored.iter_mut().step_by(2) {
+        *operation += 1_000;
+        assert_eq!(volume.put(key, *operation), Ok(PutOutcome::Stored));
+    }
+    assert_eq!(reads_of_gets(&stored), 50, "those that were replaced");
+    run(volume.engine.compact_all()).expect("no fault");
+    assert!(reads_of_gets(&stored) >= 100, "all have moved, and their entries with them");
+    assert_eq!(reads_of_gets(&stored), 0);
+    let key = stored.keys().next().expect("there are some").clone();
+    run(volume.engine.delete(&key)).expect("no fault");
+    assert!(run(volume.engine.get(&key)).expect("no fault").is_none());
+}
+
+#[test]
+fn a_value_that_cannot_be_read_is_not_cached_and_one_that_is_cached_needs_no_device() {
+    let volume = ScannedVolume::in_the_order_of_keys(with_a_cache);
+    let keys: Vec<Key> = (0..2).map(key_of).collect();
+    let get =
+        |key: &Key| run(volume.engine.get(key)).map(|found| found.expect("it is stored").as_bytes().to_vec());
+    assert_eq!(get(&keys[0]), Ok(value_of(&keys[0], 1, VALUE_BYTES)));
+    volume.faults.add(FaultRule::always(OpFilter::Read, InjectedFault::Error(5)));
+    assert!(matches!(get(&keys[1]), Err(EngineError::Device { .. })));
+    assert_eq!(get(&keys[0]), Ok(value_of(&keys[0], 1, VALUE_BYTES)));
+    volume.faults.clear();
+    assert_eq!(get(&keys[1]), Ok(value_of(&keys[1], 1, VALUE_BYTES)));
 }
 
 fn with_many_values_ahead(settings: &mut TreeSettings) {

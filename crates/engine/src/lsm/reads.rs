@@ -15,7 +15,7 @@ use super::version_edit::LEVELS;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::record::{LAYOUT, RecordId, UncheckedRecord, record_bytes};
 use crate::{EngineError, KeyStatus, StoredValue, ValueRange};
-use octokv_base::{Buffer, Key, UnixTime, Version};
+use octokv_base::{Buffer, DataBuffer, Key, UnixTime, Version};
 use octokv_device::{DeviceError, DeviceFuture};
 use std::ops::Range;
 use std::sync::Arc;
@@ -139,9 +139,9 @@ impl LsmCore {
             };
             let (buffer, value) = match found.value {
                 FoundValue::Tombstone => return Ok(None),
-                FoundValue::Inline(buffer, bytes) => (buffer, 0..bytes),
+                FoundValue::Inline(buffer, bytes) => (DataBuffer::Owned(buffer), 0..bytes),
                 FoundValue::InSegment(address) => {
-                    match self.read_value(&version, key.as_bytes(), address).await? {
+                    match self.value_of(&version, key.as_bytes(), address).await? {
                         Some(read) => read,
                         // The memtable that had the entry was flushed, and the entry replaced, before the version was taken.
                         None if missed.replace(found.sequence) != Some(found.sequence) => continue,
@@ -152,7 +152,7 @@ impl LsmCore {
             };
             let requested = range.within(value.len() as u32);
             return Ok(Some(StoredValue {
-                buffer: buffer.into(),
+                buffer,
                 offset: value.start as u32 + requested.start,
                 bytes: requested.end - requested.start,
                 value_bytes: value.len() as u32,
@@ -226,6 +226,42 @@ impl LsmCore {
         checked().ok_or_else(|| self.corrupt(location))
     }
 
+    /// The value of a record, from the cache or the device; `None` if the version has no such segment.
+    ///
+    /// # Errors
+    /// As for [`Engine::get_range`](crate::Engine::get_range).
+    async fn value_of(
+        &self,
+        version: &TreeVersion,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Result<Option<(DataBuffer, Range<usize>)>, EngineError> {
+        let Some(units) = self.record_units(version, key, address)? else { return Ok(None) };
+        let cached = self.io.cached_record(address);
+        if let Some(record) = cached
+            && let Some(value) = self.value_in_verified(&record, units.start, key, address)
+        {
+            return Ok(Some((record.into(), value)));
+        }
+        let (buffer, value) = self.read_record_value(units, key, address).await?;
+        self.io.cache.insert_record(address, &buffer[..value.end]);
+        Ok(Some((buffer.into(), value)))
+    }
+
+    /// The range of the value in the bytes of its record, if that is the one. REQUIRES: the checksum of the value was verified.
+    fn value_in_verified(
+        &self,
+        bytes: &[u8],
+        location: u64,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Option<Range<usize>> {
+        let (header, found_key) = UncheckedRecord { bytes, location }.header().ok()?;
+        let value = header.value_offset()..header.value_offset() + address.value_bytes as usize;
+        let is_it = header.identity == self.record_id(address, location) && found_key == key;
+        (is_it && value.end == bytes.len()).then_some(value)
+    }
+
     /// Reads the value of a record; `None` if the version has no such segment.
     ///
     /// # Errors
@@ -237,6 +273,15 @@ impl LsmCore {
         address: ValueAddress,
     ) -> Result<Option<(Buffer, Range<usize>)>, EngineError> {
         let Some(units) = self.record_units(version, key, address)? else { return Ok(None) };
+        self.read_record_value(units, key, address).await.map(Some)
+    }
+
+    async fn read_record_value(
+        &self,
+        units: Range<u64>,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Result<(Buffer, Range<usize>), EngineError> {
         let buffer = self.start_read(&units)?.await.into_read();
         let is_verified = self.io.unreadable.is_some();
         let buffer = buffer.map_err(|error: DeviceError| match error {
@@ -246,7 +291,7 @@ impl LsmCore {
             error => self.io.failed(error),
         })?;
         let value = self.check_record(&buffer, units.start, key, address)?;
-        Ok(Some((buffer, value)))
+        Ok((buffer, value))
     }
 
     /// The identity of the record of a value: no other record of the volume has or had it, since numbers of segments are not used again.

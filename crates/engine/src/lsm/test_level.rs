@@ -4,7 +4,7 @@ use super::cursor::EntryCursor;
 use super::entry::Position;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::reclaim::ReclaimQueue;
-use super::table::cache::TableCache;
+use super::table::cache::BlockCache;
 use super::table::info::TablePlace;
 use super::table::io::{TableCounters, TableIo};
 use super::table::scan_lengths::ScanLengths;
@@ -79,7 +79,7 @@ impl TestLevel {
         let io = Rc::new(TableIo {
             device: Rc::new(FaultDevice::new(Rc::new(log), faults.clone())),
             pool: BufferPool::new(1 << 20),
-            cache: Arc::new(TableCache::new(cache_bytes)),
+            cache: Arc::new(BlockCache::new(cache_bytes)),
             volume_id: 7,
             unit_bytes: UNIT_BYTES,
             place: VolumePlace::default(),

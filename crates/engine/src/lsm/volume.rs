@@ -13,7 +13,7 @@ use super::retention::ForgottenTombstones;
 use super::settings::{TreeSettings, run_bytes_least};
 use super::snapshots::SnapshotList;
 use super::superblock::LsmSuperblock;
-use super::table::cache::TableCache;
+use super::table::cache::BlockCache;
 use super::table_meta::{SegmentMeta, TableMeta};
 use super::tree_version::TreeVersion;
 use super::value_segments::ValueSegments;
@@ -132,7 +132,7 @@ pub struct LsmVolume {
     pub(super) segments: ValueSegments,
     pub(super) snapshots: Arc<SnapshotList>,
     pub(super) iterators: IteratorList,
-    pub(super) cache: Arc<TableCache>,
+    pub(super) cache: Arc<BlockCache>,
     pub(super) prefetch_budget: Arc<PrefetchBudget>,
     pub(super) space: SpaceAllocator,
     pub(super) commits: CommitQueue<JournalChange>,
@@ -208,7 +208,7 @@ impl LsmVolume {
             segments: ValueSegments::new(rest_units_least(layout.unit_bytes)),
             snapshots: SnapshotList::new(settings.snapshots_max),
             iterators: IteratorList::new(config.cores),
-            cache: Arc::new(TableCache::new(settings.cache_bytes)),
+            cache: Arc::new(BlockCache::new(settings.cache_bytes)),
             prefetch_budget: PrefetchBudget::new(settings.prefetch_bytes_max),
             space: state.space,
             commits: CommitQueue::new(

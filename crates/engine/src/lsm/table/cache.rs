@@ -1,27 +1,30 @@
-//! The parts of tables that the cores of a volume keep in memory: indexes, filters and data blocks, within a bound in bytes.
+//! What the cores of a volume keep in memory within a bound in bytes: indexes, filters and data blocks of tables, and the records of values that lie in segments.
 //!
-//! In: parts that were read and verified. Out: the same, by reference. The replacement policy is that of `quick_cache`: Clock-PRO, so
+//! In: parts and records that were read and verified. Out: the same, by reference. The replacement policy is that of `quick_cache`: Clock-PRO, so
 //! that blocks which a scan reads once do not displace those which are read often. It runs without a clock, threads and random
 //! numbers.
 //!
 //! A block that a scan reads ahead must stay in the cache until the scan reaches it. So a part of the cache is for blocks that were used at most once
-//! (`HOT_PART`). When the scan reaches the block, that does not count as a second use ([`TableCache::peek`]): otherwise scans would evict blocks that are read often.
+//! (`HOT_PART`). When the scan reaches the block, that does not count as a second use ([`BlockCache::peek`]): otherwise scans would evict blocks that are read often.
 //!
-//! Invariants: the parts at their allocated size, with the tables around them, never exceed the configured bytes; a part is never
-//! replaced by another, since a table is never changed and its identifier is never used again. A reader keeps the part that it has
-//! while the cache gives it up. Tested below and by the tests of whole tables.
+//! Invariants: the parts and records at their allocated size, with the tables around them, never exceed the configured bytes; none is ever
+//! replaced by another, since neither a table nor the record of a value is changed, and their identifiers are not used again. So changes of keys need not
+//! be told to the cache: a value is found by the address in the newest entry of its key. A reader keeps what it has while the cache gives it up; values that sockets still send
+//! take at most an eighth of the cache on top, then none is added. Tested below, by the tests of whole tables and in `crates/engine/tests/lsm_value_cache.rs`.
 
 use super::filter::TableFilter;
 use super::index::TableIndex;
 use super::stored_entry::DataBlock;
+use crate::lsm::entry::ValueAddress;
 use octokv_base::prng::mix64;
+use octokv_base::{ByteBudget, SharedBuffer};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, Weighter};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 
 /// The fewest bytes of a cache: below, its tables are most of it.
-pub const TABLE_CACHE_BYTES_MIN: u64 = 16 << 10;
+pub const BLOCK_CACHE_BYTES_MIN: u64 = 16 << 10;
 /// The bytes of a shard, at least, if there are several. An index or a filter that is longer than a shard is not kept.
 const SHARD_BYTES_MIN: u64 = 16 << 20;
 const SHARDS_LOG2_MAX: u32 = 6;
@@ -33,6 +36,10 @@ const PART_OVERHEAD_BYTES: u64 = 192;
 /// The part of the cache for what was used more than once. The rest has to hold what all scans have read ahead and not come to: with the default of
 /// the library, 3 %, a third of the reads of eight scans of 1 MiB in 64 MiB was for blocks that were evicted before.
 const HOT_PART: f64 = 0.75;
+/// A record is not kept if it takes more than this part of a shard.
+const RECORD_SHARE: u64 = 8;
+/// Records that have left the cache, but that sockets still send, may take this part of its bytes on top.
+const SENDING_SHARE: u64 = 8;
 
 /// Which part of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,30 +74,52 @@ impl TablePart {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PartKey {
-    table_id: u64,
+struct CacheKey {
+    /// The table, or the segment of a record.
+    owner: u64,
     part: u32,
+    is_record: bool,
 }
 
-impl PartKey {
+impl CacheKey {
     /// Offsets are below [`TABLE_BYTES_MAX`](super::info::TABLE_BYTES_MAX).
-    fn new(table_id: u64, part: PartName) -> PartKey {
+    fn of_part(table_id: u64, part: PartName) -> CacheKey {
         let part = match part {
             PartName::Index => u32::MAX,
             PartName::Filter => u32::MAX - 1,
             PartName::Data(offset) => offset,
         };
-        PartKey { table_id, part }
+        CacheKey { owner: table_id, part, is_record: false }
+    }
+
+    fn of_record(address: ValueAddress) -> CacheKey {
+        CacheKey { owner: u64::from(address.segment), part: address.unit, is_record: true }
     }
 }
 
-impl Hash for PartKey {
+impl Hash for CacheKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(mix64(mix64(self.table_id).wrapping_add(u64::from(self.part))));
+        let kind = u64::from(self.is_record) << 32;
+        state.write_u64(mix64(mix64(self.owner).wrapping_add(u64::from(self.part) | kind)));
     }
 }
 
-/// Gives the hash that a [`PartKey`] computes.
+#[derive(Clone)]
+enum CachedItem {
+    Part(TablePart),
+    Record(SharedBuffer),
+}
+
+impl CachedItem {
+    fn into_part(self) -> Option<TablePart> {
+        match self {
+            CachedItem::Part(part) => Some(part),
+            CachedItem::Record(_) => unreachable!("the key of a part"),
+        }
+    }
+}
+
+/// Gives the hash that a [`CacheKey`] computes.
 #[derive(Clone, Debug, Default)]
 struct PartHasher(u64);
 
@@ -106,26 +135,36 @@ impl Hasher for PartHasher {
     }
 }
 
-/// The memory of a part, in bytes.
+/// The memory of an item, in bytes.
 #[derive(Clone, Debug)]
-struct PartBytes;
+struct ItemBytes;
 
-impl Weighter<PartKey, TablePart> for PartBytes {
-    fn weight(&self, _key: &PartKey, part: &TablePart) -> u64 {
-        PART_OVERHEAD_BYTES + part.bytes() as u64
+fn record_weight(record_bytes: usize) -> u64 {
+    PART_OVERHEAD_BYTES + SharedBuffer::allocated_bytes(record_bytes) as u64
+}
+
+impl Weighter<CacheKey, CachedItem> for ItemBytes {
+    fn weight(&self, _key: &CacheKey, item: &CachedItem) -> u64 {
+        match item {
+            CachedItem::Part(part) => PART_OVERHEAD_BYTES + part.bytes() as u64,
+            CachedItem::Record(record) => record_weight(record.len()),
+        }
     }
 }
 
-/// The cache of one volume, for all its tables and cores.
-pub struct TableCache {
-    parts: Cache<PartKey, TablePart, PartBytes, BuildHasherDefault<PartHasher>>,
+/// The cache of one volume, for all its tables, value segments and cores.
+pub struct BlockCache {
+    items: Cache<CacheKey, CachedItem, ItemBytes, BuildHasherDefault<PartHasher>>,
     capacity_bytes: u64,
+    /// The most bytes of a record with what it takes besides.
+    record_weight_max: u64,
+    record_budget: ByteBudget,
 }
 
-impl TableCache {
-    /// An empty cache of `capacity_bytes`, or [`TABLE_CACHE_BYTES_MIN`] if that is more.
-    pub fn new(capacity_bytes: u64) -> TableCache {
-        let capacity_bytes = capacity_bytes.max(TABLE_CACHE_BYTES_MIN);
+impl BlockCache {
+    /// An empty cache of `capacity_bytes`, or [`BLOCK_CACHE_BYTES_MIN`] if that is more.
+    pub fn new(capacity_bytes: u64) -> BlockCache {
+        let capacity_bytes = capacity_bytes.max(BLOCK_CACHE_BYTES_MIN);
         let shards_log2 = (capacity_bytes / SHARD_BYTES_MIN).max(1).ilog2().min(SHARDS_LOG2_MAX);
         let parts_expected = capacity_bytes / PART_BYTES_EXPECTED;
         let history_bytes = parts_expected / 2 * PART_OVERHEAD_BYTES;
@@ -137,48 +176,70 @@ impl TableCache {
             .shards(1 << shards_log2)
             .build()
             .expect("both capacities are given");
-        let parts = Cache::with_options(
+        let items = Cache::with_options(
             options,
-            PartBytes,
+            ItemBytes,
             BuildHasherDefault::default(),
             DefaultLifecycle::default(),
         );
-        TableCache { parts, capacity_bytes }
+        BlockCache {
+            items,
+            capacity_bytes,
+            record_weight_max: (capacity_bytes >> shards_log2) / RECORD_SHARE,
+            record_budget: ByteBudget::new((capacity_bytes + capacity_bytes / SENDING_SHARE) as usize),
+        }
     }
 
     /// A part of a table, if it is here.
     pub fn get(&self, table_id: u64, part: PartName) -> Option<TablePart> {
-        self.parts.get(&PartKey::new(table_id, part))
+        self.items.get(&CacheKey::of_part(table_id, part)).and_then(CachedItem::into_part)
     }
 
     /// A part of a table, if it is here, for the scan that has read it ahead. Unlike a read, this does not keep it here longer.
     pub fn peek(&self, table_id: u64, part: PartName) -> Option<TablePart> {
-        self.parts.peek(&PartKey::new(table_id, part))
+        self.items.peek(&CacheKey::of_part(table_id, part)).and_then(CachedItem::into_part)
     }
 
     /// Whether a part is here. Unlike a read, this does not keep it here longer.
     pub fn has(&self, table_id: u64, part: PartName) -> bool {
-        self.parts.contains_key(&PartKey::new(table_id, part))
+        self.items.contains_key(&CacheKey::of_part(table_id, part))
     }
 
     /// Keeps a part of a table, if it fits.
     pub fn insert(&self, table_id: u64, name: PartName, part: TablePart) {
-        self.parts.insert(PartKey::new(table_id, name), part);
+        self.items.insert(CacheKey::of_part(table_id, name), CachedItem::Part(part));
     }
 
-    /// Gives up index and filter of a table that no version refers to any more. Its data blocks leave when others need the space.
-    pub fn forget_table(&self, table_id: u64) {
-        for part in [PartName::Index, PartName::Filter] {
-            self.parts.remove(&PartKey::new(table_id, part));
+    /// The record at an address, header and key and value, if it is here.
+    pub fn record(&self, address: ValueAddress) -> Option<SharedBuffer> {
+        match self.items.get(&CacheKey::of_record(address))? {
+            CachedItem::Record(record) => Some(record),
+            CachedItem::Part(_) => unreachable!("the key of a record"),
         }
     }
 
-    /// The memory of the parts, in bytes.
-    pub fn used_bytes(&self) -> u64 {
-        self.parts.weight()
+    /// Keeps a copy of the record at an address, if it fits.
+    pub fn insert_record(&self, address: ValueAddress, record: &[u8]) {
+        if record_weight(record.len()) <= self.record_weight_max
+            && let Some(record) = SharedBuffer::copy_of(record, &self.record_budget)
+        {
+            self.items.insert(CacheKey::of_record(address), CachedItem::Record(record));
+        }
     }
 
-    /// The bound for [`TableCache::used_bytes`], which includes the history of evicted parts.
+    /// Gives up index and filter of a table that no version refers to any more. Its data blocks leave when others need the space, as do the records of a segment.
+    pub fn forget_table(&self, table_id: u64) {
+        for part in [PartName::Index, PartName::Filter] {
+            self.items.remove(&CacheKey::of_part(table_id, part));
+        }
+    }
+
+    /// The memory of the parts and records, in bytes.
+    pub fn used_bytes(&self) -> u64 {
+        self.items.weight()
+    }
+
+    /// The bound for [`BlockCache::used_bytes`], which includes the history of evicted parts.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
@@ -196,7 +257,7 @@ mod tests {
 
     #[test]
     fn parts_stay_within_the_bound_and_in_their_place() {
-        let cache = TableCache::new(1 << 20);
+        let cache = BlockCache::new(1 << 20);
         for table_id in 0..2000 {
             cache.insert(table_id, PartName::Filter, filter(table_id % 50 * 51));
             assert!(cache.used_bytes() <= cache.capacity_bytes());
@@ -213,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_part_that_is_longer_than_the_cache_is_not_kept() {
-        let cache = TableCache::new(0);
+        let cache = BlockCache::new(0);
         cache.insert(1, PartName::Filter, filter(100));
         cache.insert(1, PartName::Index, filter(20_000));
         assert!(cache.has(1, PartName::Filter) && !cache.has(1, PartName::Index));
@@ -223,8 +284,43 @@ mod tests {
     }
 
     #[test]
+    fn records_share_the_bound_with_parts_and_are_found_by_their_address() {
+        let cache = BlockCache::new(1 << 20);
+        let address = |segment, unit| ValueAddress { segment, unit, value_bytes: 20_000 };
+        for number in 0..500 {
+            cache.insert_record(address(number % 7, number), &[number as u8; 20_000]);
+            cache.insert(u64::from(number), PartName::Filter, filter(2_000));
+            assert!(cache.used_bytes() <= cache.capacity_bytes());
+        }
+        let kept: Vec<u32> = (0..500).filter(|&it| cache.record(address(it % 7, it)).is_some()).collect();
+        assert!(!kept.is_empty());
+        for number in kept {
+            let value = cache.record(address(number % 7, number)).expect("it is here");
+            assert_eq!(&value[..], [number as u8; 20_000]);
+            assert!(cache.record(address(number % 7 + 7, number)).is_none(), "another segment");
+        }
+        cache.insert_record(address(9, 9), &[0; 200_000]);
+        assert!(cache.record(address(9, 9)).is_none(), "more than an eighth of a shard");
+    }
+
+    #[test]
+    fn records_that_are_in_use_outside_are_bounded() {
+        let cache = BlockCache::new(1 << 20);
+        let address = |unit| ValueAddress { segment: 1, unit, value_bytes: 50_000 };
+        let mut outside = Vec::new();
+        for unit in 0..100 {
+            cache.insert_record(address(unit), &[1; 50_000]);
+            outside.extend(cache.record(address(unit)));
+        }
+        assert!((15..=23).contains(&outside.len()), "{} of 50,000 B", outside.len());
+        drop(outside);
+        cache.insert_record(address(100), &[1; 50_000]);
+        assert!(cache.record(address(100)).is_some());
+    }
+
+    #[test]
     fn what_scans_read_ahead_stays_until_they_come_to_it_and_displaces_nothing_that_is_used() {
-        let (cache, part) = (TableCache::new(1 << 20), || filter(2_900));
+        let (cache, part) = (BlockCache::new(1 << 20), || filter(2_900));
         let used: Vec<u64> = (0..40).collect();
         for _ in 0..3 {
             for &table_id in &used {

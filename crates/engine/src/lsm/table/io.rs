@@ -4,14 +4,15 @@
 //! entries ([`is_media_error`]).
 //! Tested by the tests of whole tables.
 
-use super::cache::TableCache;
+use super::cache::BlockCache;
 use super::frame::BlockOwner;
 use super::info::TablePlace;
 use super::scan_lengths::ScanLengths;
 use crate::bug_injection::{self, InjectedBug};
+use crate::lsm::entry::ValueAddress;
 use crate::{EngineError, VolumePlace};
 use octokv_base::map::FxHashSet;
-use octokv_base::{Buffer, BufferPool, Lba};
+use octokv_base::{Buffer, BufferPool, Lba, SharedBuffer};
 use octokv_device::{Device, DeviceError};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -36,7 +37,7 @@ pub struct TableIo {
     /// The buffers of the core.
     pub pool: BufferPool,
     /// The parts in memory, shared by all cores.
-    pub cache: Arc<TableCache>,
+    pub cache: Arc<BlockCache>,
     /// The volume.
     pub volume_id: u64,
     /// The length of a unit in bytes: one block of the device or several.
@@ -62,7 +63,7 @@ impl UnreadableBlocks {
     }
 }
 
-/// Counts what a core reads of tables.
+/// Counts what a core reads of tables and value segments.
 #[derive(Debug, Default)]
 pub struct TableCounters {
     pub(super) filter_uses: Cell<u64>,
@@ -83,9 +84,9 @@ pub struct TableStatistics {
     pub filter_exclusions: u64,
     /// Those of them that went on, though the table has no such key.
     pub filter_errors: u64,
-    /// Parts of tables that were in memory.
+    /// Parts of tables, and records of values that gets wanted, that were in memory.
     pub cache_hits: u64,
-    /// Parts of tables that had to be read.
+    /// Those that had to be read.
     pub cache_misses: u64,
     /// Copies of indexes and filters that were found damaged, each time.
     pub damaged_copies: u64,
@@ -181,6 +182,13 @@ impl TableIo {
             unreadable.0.borrow_mut().insert(lba.0);
         }
         self.unreadable.is_some() || is_media_error(error)
+    }
+
+    /// The record of a value, if it is in the cache. Counted.
+    pub fn cached_record(&self, address: ValueAddress) -> Option<SharedBuffer> {
+        let found = self.cache.record(address);
+        count(if found.is_some() { &self.counters.cache_hits } else { &self.counters.cache_misses });
+        found
     }
 
     /// Reads bytes of a table's run in one read.

@@ -1,6 +1,6 @@
 //! Tables for tests: entries by a seed, a device whose reads are counted and fail on demand, and a plain model.
 
-use super::cache::TableCache;
+use super::cache::BlockCache;
 use super::cursor::{TableCursor, TableCursorConfig};
 use super::info::TableInfo;
 use super::io::{TableCounters, TableIo};
@@ -200,7 +200,7 @@ impl TestVolume {
         let io = TableIo {
             device: Rc::new(FaultDevice::new(Rc::new(counting), faults.clone())),
             pool: BufferPool::new(pool_bytes),
-            cache: Arc::new(TableCache::new(cache_bytes)),
+            cache: Arc::new(BlockCache::new(cache_bytes)),
             volume_id: VOLUME_ID,
             unit_bytes,
             place: VolumePlace::new(1, 2),
@@ -216,7 +216,7 @@ impl TestVolume {
         let io = TableIo {
             device: Rc::clone(&self.io.device),
             pool: self.io.pool.clone(),
-            cache: Arc::new(TableCache::new(self.io.cache.capacity_bytes())),
+            cache: Arc::new(BlockCache::new(self.io.cache.capacity_bytes())),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
             unreadable: None,
