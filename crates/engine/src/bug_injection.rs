@@ -66,8 +66,6 @@ pub enum InjectedBug {
     ReleaseBeforePrepared,
     /// A flush keeps the newest entries alone, whatever snapshots see.
     FlushForgetsSnapshots,
-    /// A compaction keeps the newest entries alone, whatever snapshots see.
-    CompactionForgetsSnapshots,
     /// A compaction drops tombstones although a lower level has older entries of their keys.
     DropTombstonesEarly,
     /// An edit is written to the journal before its tables are durable.

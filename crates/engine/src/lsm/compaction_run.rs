@@ -297,10 +297,7 @@ impl LsmCore {
         may_lose: bool,
     ) -> Result<(), EngineError> {
         let volume = &self.volume;
-        let snapshots = match bug_injection::is_injected(InjectedBug::CompactionForgetsSnapshots) {
-            true => Vec::new(),
-            false => volume.snapshots.points(),
-        };
+        let snapshots = volume.snapshots.points();
         let forgotten = *volume.forgotten.lock();
         let rule = RetentionRule { snapshots: &snapshots, now: volume.clock.now(), forgotten };
         let mut merge = MergingCursor::new(self.sources(compaction));
