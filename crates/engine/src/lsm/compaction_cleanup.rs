@@ -126,19 +126,20 @@ fn of_tombstones(input: &CompactionInput<'_>, level: usize, rank: usize) -> Opti
     (input.admits(&compaction) && compaction.has_space(input.settings)).then_some(compaction)
 }
 
-/// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs.
+/// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs. `is_wanted` is asked for each in turn, from the first on, which is taken in any case.
 fn run_from(
     input: &CompactionInput<'_>,
     level: usize,
     rank: usize,
-    is_wanted: impl Fn(&TableMeta) -> bool,
+    mut is_wanted: impl FnMut(&TableMeta) -> bool,
 ) -> Vec<Arc<TableMeta>> {
     let mut bytes = 0;
     let mut run: Vec<Arc<TableMeta>> = Vec::new();
     for table in input.version.level(level).range(rank..usize::MAX) {
         bytes += table.bytes();
         let bytes_max = input.settings.input_bytes_max.min(input.settings.output_bytes_max);
-        if !run.is_empty() && (bytes > bytes_max || !is_wanted(table) || input.is_busy(table)) {
+        let is_wanted = is_wanted(table);
+        if !run.is_empty() && (bytes > bytes_max || !is_wanted || input.is_busy(table)) {
             break;
         }
         run.push(table.clone());
@@ -201,7 +202,13 @@ impl GarbageSearch {
                 }
             }
             if let Some((_, rank)) = best {
-                let inputs = run_from(input, level, rank, |table| victim_bytes(table) > 0);
+                // A table whose values do not move would be written for nothing.
+                let mut moved_bytes = 0;
+                let inputs = run_from(input, level, rank, |table| {
+                    let bytes = victim_bytes(table);
+                    moved_bytes += bytes;
+                    bytes > 0 && moved_bytes <= input.settings.moved_bytes_max
+                });
                 let compaction =
                     TreeCompaction::new(input, CompactionReason::Garbage, (level, level), inputs);
                 if moves_values(input, &compaction) && input.admits(&compaction) {
