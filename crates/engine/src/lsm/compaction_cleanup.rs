@@ -3,7 +3,9 @@
 //! A search looks at a bounded number of tables and goes on behind them by the next call. It ends when it has looked at all tables since the last one that it
 //! found; the next call begins anew.
 
-use super::compaction::{CompactionInput, CompactionReason, TreeCompaction, collectable, victims};
+use super::compaction::{
+    CompactionInput, CompactionReason, TreeCompaction, collectable, stored_bytes, victims,
+};
 use super::table_meta::TableMeta;
 use super::version_edit::LEVELS;
 use std::sync::Arc;
@@ -203,10 +205,12 @@ impl GarbageSearch {
             }
             if let Some((_, rank)) = best {
                 // A table whose values do not move would be written for nothing.
-                let mut moved_bytes = 0;
+                let mut moved_bytes = 0u64;
                 let inputs = run_from(input, level, rank, |table| {
-                    let bytes = victim_bytes(table);
-                    moved_bytes += bytes;
+                    let of_victims = table.segment_bytes().filter(|it| victims.contains_key(&it.0));
+                    let bytes =
+                        of_victims.map(|it| stored_bytes(input, it.0, it.1)).fold(0, u64::saturating_add);
+                    moved_bytes = moved_bytes.saturating_add(bytes);
                     bytes > 0 && moved_bytes <= input.settings.moved_bytes_max
                 });
                 let compaction =

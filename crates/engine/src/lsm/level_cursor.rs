@@ -357,7 +357,7 @@ impl LevelCursor {
             }
             let Some(rank) = self.tables.beside(rank, towards) else { return Ok(()) };
             let (_, cursor) = self.opened();
-            let entered = cursor.hand_over();
+            let entered = if towards == LevelEnd::Last { cursor.hand_over() } else { 0 };
             outcome = self.open(rank, is_step).await;
             if outcome.is_ok() {
                 let (_, cursor) = self.opened();

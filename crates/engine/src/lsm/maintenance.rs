@@ -184,13 +184,21 @@ impl LsmVolume {
                 choose_compaction(&input, &mut self.compaction.choice.lock())
             })
         };
+        let collects_some = settings.collected_bytes_max < u64::MAX;
+        let collects_any = &self.compaction.collects_any;
+        if collects_any.load(Ordering::Relaxed) {
+            settings.collected_bytes_max = u64::MAX;
+        }
         let choice = match choose(&settings) {
-            // None of those that come first can be collected.
-            CompactionChoice::Nothing if settings.collected_bytes_max < u64::MAX => {
-                settings.collected_bytes_max = u64::MAX;
-                choose(&settings)
+            // None of those that come first can be collected: the next search is for all, up to its end.
+            CompactionChoice::Nothing if collects_some && !collects_any.swap(true, Ordering::Relaxed) => {
+                CompactionChoice::LookAgain
             }
-            choice => choice,
+            CompactionChoice::LookAgain => CompactionChoice::LookAgain,
+            choice => {
+                collects_any.store(false, Ordering::Relaxed);
+                choice
+            }
         };
         if let CompactionChoice::Compact(compaction) = &choice {
             running.push(Arc::new(compaction.clone()));

@@ -35,7 +35,7 @@ fn value_bytes(entries: &[TreeEntry<'_>]) -> u64 {
         EntryValue::InSegment(address) => u64::from(address.value_bytes),
         EntryValue::Inline(_) | EntryValue::Tombstone => 0,
     };
-    entries.iter().map(in_segment).sum()
+    entries.iter().map(in_segment).fold(0, u64::saturating_add)
 }
 
 /// Writes tables.
@@ -88,11 +88,16 @@ impl<'a> TableOutput<'a> {
     /// # Errors
     /// The device's, no memory, and [`DeviceError::NoSpace`]. The output can then only be given up.
     pub(super) async fn push_key(&mut self, entries: &[TreeEntry<'_>]) -> Result<(), EngineError> {
-        let (value_bytes, value_bytes_max) =
-            (value_bytes(entries), self.core.volume.settings.table_value_bytes);
+        let value_bytes = value_bytes(entries);
+        // Readers look at each table of level 0, which are soon merged.
+        let value_bytes_max = match self.is_flush {
+            true => u64::MAX,
+            false => self.core.volume.settings.table_value_bytes,
+        };
         if let Some(open) = &self.open
             && open.writer.entries() > 0
-            && (!open.writer.has_room_for(entries) || open.value_bytes + value_bytes > value_bytes_max)
+            && (!open.writer.has_room_for(entries)
+                || open.value_bytes.saturating_add(value_bytes) > value_bytes_max)
         {
             self.finish_table().await?;
         }
@@ -100,7 +105,7 @@ impl<'a> TableOutput<'a> {
             self.open = Some(self.begin(entries)?);
         }
         let open = self.open.as_mut().expect("opened above");
-        open.value_bytes += value_bytes;
+        open.value_bytes = open.value_bytes.saturating_add(value_bytes);
         for entry in entries {
             match open.writer.add(entry).await {
                 Ok(()) => {}
