@@ -82,7 +82,7 @@ impl HostKvs {
             cache_bytes: 0,
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         };
         let mut stores = Vec::with_capacity(files.len());

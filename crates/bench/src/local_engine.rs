@@ -372,7 +372,7 @@ mod tests {
                 cache_bytes: 1 << 20,
                 prepare_bytes: 0,
                 compact_bytes_per_second: 0,
-                iterator_idle: OpenConfig::ITERATOR_IDLE,
+                tree: OpenConfig::TREE,
                 clock: WallClock::default(),
             },
             driver: DeviceDriver::Auto,

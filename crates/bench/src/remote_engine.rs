@@ -122,7 +122,7 @@ pub(crate) fn run_worker(
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);

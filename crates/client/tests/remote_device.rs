@@ -266,7 +266,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeF
             cache_bytes: 0,
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         },
     )

@@ -67,7 +67,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };

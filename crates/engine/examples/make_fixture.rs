@@ -85,7 +85,7 @@ fn main() {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::new(|| MADE_AT),
     };
     let volume =

@@ -64,8 +64,8 @@ pub use verify_report::{
     VerifyReport,
 };
 pub use volume::{
-    DeviceLayout, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan, Volume, VolumeInfo,
-    WallClock,
+    DeviceLayout, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan, TreeOptions, Volume,
+    VolumeInfo, WallClock,
 };
 
 use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};

@@ -8,6 +8,7 @@
 //! engine that formatted it: each device's superblock names it.
 
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
+use crate::lsm::prefetch_degree::PrefetchMode;
 use crate::{
     Durability, Engine, EngineKind, EngineStatistics, OpenError, PrefetchStage, VerifyFailure,
     VerifyObserver, VerifyReport,
@@ -133,15 +134,30 @@ pub struct OpenConfig {
     /// of the hash engine's format 1, which have no values in pieces. Of the ordered engine what compactions write, and `u64::MAX`
     /// for as fast as they need; flushes, and compactions that a write or a call waits for, are not limited.
     pub compact_bytes_per_second: u64,
-    /// The time after which an iterator that is not used ends; more than 0. An engine without iterators ignores it.
-    pub iterator_idle: Nanos,
+    /// Options of the ordered engine; other engines ignore them.
+    pub tree: TreeOptions,
     /// The clock of expiry.
     pub clock: WallClock,
 }
 
 impl OpenConfig {
-    /// The usual [`OpenConfig::iterator_idle`].
-    pub const ITERATOR_IDLE: Nanos = Nanos::from_secs(600);
+    /// The usual [`OpenConfig::tree`].
+    pub const TREE: TreeOptions = TreeOptions {
+        iterator_idle: Nanos::from_secs(600),
+        prefetch: PrefetchMode::Adaptive,
+        compresses: false,
+    };
+}
+
+/// Options of the ordered engine that may be others at each opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TreeOptions {
+    /// The time after which an iterator that is not used ends; more than 0.
+    pub iterator_idle: Nanos,
+    /// How many values an iterator reads ahead of the next one.
+    pub prefetch: PrefetchMode,
+    /// Whether blocks of new tables are compressed by LZ4. Those that are there are read in either form.
+    pub compresses: bool,
 }
 
 /// What a volume is, from its format on.

@@ -2,7 +2,7 @@
 
 use octokv_base::{NamespaceId, Nanos};
 use octokv_device::ssd_model::DriveProfile;
-use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig};
+use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, TreeOptions};
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl, SubsystemConfig};
 use octokv_runtime::{DeviceDriver, Polling};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -127,8 +127,9 @@ pub struct NodeConfig {
     /// [`OpenConfig::compact_bytes_per_second`]; 0 for no compaction. `None` selects that of the engine:
     /// [`default_compact_bytes_per_second`].
     pub compact_bytes_per_second: Option<u64>,
-    /// The time after which an iterator that its host does not use ends; at least [`ITERATOR_IDLE_MIN`].
-    pub iterator_idle: Nanos,
+    /// Options of Key Value namespaces whose engine is ordered. An iterator that its host does not use ends after [`TreeOptions::iterator_idle`], at least
+    /// [`ITERATOR_IDLE_MIN`].
+    pub tree: TreeOptions,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Whether the contents of namespace 1's device are discarded for a new volume.
@@ -181,7 +182,7 @@ impl Default for NodeConfig {
             cache_bytes: 0,
             prepare_bytes: PREPARE_BYTES_MAX,
             compact_bytes_per_second: None,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             format: FormatConfig::default(),
             reformat: false,
             namespaces: Vec::new(),

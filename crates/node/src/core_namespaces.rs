@@ -287,7 +287,7 @@ mod tests {
             cache_bytes: 0,
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         };
         let devices = [of_keys.open_for_core(&handle).expect("memory")];

@@ -13,14 +13,14 @@ use crate::config::{
 };
 use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
-use octokv_base::{BufferPool, Nanos};
+use octokv_base::BufferPool;
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
-    AnyVolume, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError, VerifyFailure,
-    VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
+    AnyVolume, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError, TreeOptions,
+    VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -156,7 +156,7 @@ pub(crate) struct NamespaceOpenOptions {
     pub durability: Durability,
     /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
     pub compact_bytes_per_second: Option<u64>,
-    pub iterator_idle: Nanos,
+    pub tree: TreeOptions,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
@@ -170,7 +170,7 @@ impl NamespaceOpenOptions {
             device_depth: config.device_depth,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
-            iterator_idle: config.iterator_idle,
+            tree: config.tree,
             cores: config.cores.len(),
             seed: config.seed,
         }
@@ -335,7 +335,7 @@ fn open_volume(
         compact_bytes_per_second: options
             .compact_bytes_per_second
             .unwrap_or_else(|| default_compact_bytes_per_second(format.engine)),
-        iterator_idle: options.iterator_idle,
+        tree: options.tree,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
@@ -450,7 +450,7 @@ mod tests {
             device_depth: 1,
             durability: Durability::PowerSafe,
             compact_bytes_per_second: Some(0),
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             cores: 1,
             seed: Some(1),
         };

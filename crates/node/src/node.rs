@@ -186,7 +186,7 @@ fn new_target(
     subsystem.receive_bytes_max = subsystem.receive_bytes_max.max(2 * value_bytes_max);
     subsystem.nqn.clone_from(&config.nqn);
     subsystem.connections_max = config.connections_max;
-    subsystem.iterator_idle_limit = config.iterator_idle;
+    subsystem.iterator_idle_limit = config.tree.iterator_idle;
     subsystem.value_bytes_max = subsystem.value_bytes_max.max(value_bytes_max as u32);
     let infos = namespaces.values().map(|namespace| namespace.info(subsystem.key_bytes_max)).collect();
     let target = Target::new(subsystem, infos);

@@ -56,7 +56,7 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
         return invalid("size", "must be at least one block");
     }
-    if config.iterator_idle < ITERATOR_IDLE_MIN {
+    if config.tree.iterator_idle < ITERATOR_IDLE_MIN {
         return invalid("iterator_idle", "must be at least one second");
     }
     Ok(())

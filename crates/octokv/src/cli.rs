@@ -6,7 +6,7 @@ use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::sched;
-use crate::size::{RateSetting, Size, SizeDistributionArg, UnitSetting};
+use crate::size::{PrefetchSetting, RateSetting, Size, SizeDistributionArg, UnitSetting};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use octokv_bench::Workload;
 use octokv_bench::baselines::BaselineKind;
@@ -172,6 +172,12 @@ pub struct ServeArgs {
     /// Time after which an iterator that its host does not use ends, in seconds.
     #[arg(long, value_name = "SECONDS")]
     pub iterator_idle_s: Option<u64>,
+    /// Engine lsm: values that an iterator reads ahead, 0 to 64, or `auto`: by the latency of reads and the pace of the host.
+    #[arg(long, value_name = "VALUES")]
+    pub value_prefetch: Option<PrefetchSetting>,
+    /// Engine lsm: compress the blocks of new tables (LZ4).
+    #[arg(long)]
+    pub compress: bool,
     /// Format, engine lsm: values of fewer bytes lie beside their keys.
     #[arg(long, value_name = "SIZE")]
     pub inline_bytes_max: Option<Size>,

@@ -9,12 +9,12 @@ use crate::config_error::{self, InvalidSetting, check_range};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::namespace_config;
-use crate::size::{RateSetting, Size, UnitSetting};
+use crate::size::{PrefetchSetting, RateSetting, Size, UnitSetting};
 use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
-use octokv_engine::FormatConfig;
-use octokv_engine::HashKind;
+use octokv_engine::lsm::prefetch_degree::{DEGREE_MAX, PrefetchMode};
+use octokv_engine::{FormatConfig, HashKind, TreeOptions};
 use octokv_node::{DeviceConfig, NodeConfig};
 use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
@@ -38,6 +38,8 @@ pub struct ConfigFile {
     pub prepare_bytes: Size,
     pub compact_bytes_per_second: RateSetting,
     pub iterator_idle_s: u64,
+    pub value_prefetch: PrefetchSetting,
+    pub compress: bool,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -88,6 +90,8 @@ pub const CONFIG_KEYS: &[&str] = &[
     "prepare_bytes",
     "compact_bytes_per_second",
     "iterator_idle_s",
+    "value_prefetch",
+    "compress",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -189,7 +193,9 @@ impl Default for ConfigFile {
             cache_bytes: Size(node.cache_bytes),
             prepare_bytes: Size(node.prepare_bytes),
             compact_bytes_per_second: RateSetting(node.compact_bytes_per_second),
-            iterator_idle_s: node.iterator_idle.0 / NANOS_PER_SECOND,
+            iterator_idle_s: node.tree.iterator_idle.0 / NANOS_PER_SECOND,
+            value_prefetch: PrefetchSetting(node.tree.prefetch),
+            compress: node.tree.compresses,
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -288,6 +294,8 @@ impl ConfigFile {
         over(&mut self.prepare_bytes, &flags.prepare_bytes);
         over(&mut self.compact_bytes_per_second, &flags.compact_bytes_per_second);
         over(&mut self.iterator_idle_s, &flags.iterator_idle_s);
+        over(&mut self.value_prefetch, &flags.value_prefetch);
+        self.compress |= flags.compress;
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
@@ -341,6 +349,9 @@ impl ConfigFile {
         let inline_bytes_max = u64::from(octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT);
         check_range("inline_bytes_max", &self.inline_bytes_max.0, 0, inline_bytes_max, "at most 16KiB")?;
         check_range("iterator_idle_s", &self.iterator_idle_s, 1, 86_400, "1 to 86400")?;
+        if let PrefetchMode::Fixed(values) = self.value_prefetch.0 {
+            check_range("value_prefetch", &values, 0, DEGREE_MAX, "auto, or 0 to 64")?;
+        }
         check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
         check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
         check_range("requests_max", &self.requests_max, 1, octokv_node::REQUESTS_MAX, "1 to 16777216")?;
@@ -442,7 +453,11 @@ impl ConfigFile {
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self.prepare_bytes.0,
             compact_bytes_per_second: self.compact_bytes_per_second.0,
-            iterator_idle: Nanos::from_secs(self.iterator_idle_s),
+            tree: TreeOptions {
+                iterator_idle: Nanos::from_secs(self.iterator_idle_s),
+                prefetch: self.value_prefetch.0,
+                compresses: self.compress,
+            },
             format,
             reformat,
             durability: match self.durability {
@@ -474,108 +489,5 @@ impl ConfigFile {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const EXAMPLE: &str = include_str!("../../../octokv.example.toml");
-
-    fn parse_text(text: &str) -> Result<ConfigFile, String> {
-        parse_config(Path::new("octokv.toml"), text)
-    }
-
-    #[test]
-    fn the_example_documents_every_setting_with_its_default() {
-        assert_eq!(parse_text(EXAMPLE), Ok(ConfigFile::default()));
-        let table: toml::Table = EXAMPLE.parse().unwrap();
-        let mut named: Vec<&str> = table.keys().map(String::as_str).collect();
-        let mut keys = CONFIG_KEYS.to_vec();
-        named.sort_unstable();
-        keys.sort_unstable();
-        assert_eq!(named, keys);
-        for (number, line) in EXAMPLE.lines().enumerate().filter(|(_, line)| line.contains(" = ")) {
-            if !line.starts_with('#') {
-                let before = EXAMPLE.lines().nth(number - 1).unwrap();
-                assert!(before.starts_with("# "), "no comment above {line}");
-            }
-        }
-    }
-
-    #[test]
-    fn without_a_file_the_config_equals_the_node_defaults() {
-        let ours = format!("{:?}", ConfigFile::default().to_node_config(false).unwrap());
-        assert_eq!(ours, format!("{:?}", NodeConfig::default()));
-    }
-
-    #[test]
-    fn flags_override_the_file() {
-        let mut config = parse_text("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
-        let flags = ServeArgs { device: Some("b".into()), cores: vec![0, 1], ..ServeArgs::default() };
-        config.apply_flags(&flags);
-        assert_eq!((config.device.as_str(), config.size, config.cores), ("b", Size(1 << 20), vec![0, 1]));
-    }
-
-    #[test]
-    fn the_unit_is_the_devices_unless_it_is_given() {
-        for (text, want) in [
-            ("", None),
-            ("unit = \"auto\"", None),
-            ("unit = 512", Some(512)),
-            ("unit = \"4KiB\"", Some(4096)),
-        ] {
-            let node = parse_text(text).unwrap().to_node_config(false).unwrap();
-            assert_eq!(node.format.unit_bytes, want, "{text}");
-        }
-        let mut config = parse_text("unit = 1024").unwrap();
-        config.apply_flags(&ServeArgs { unit: Some("auto".parse().unwrap()), ..ServeArgs::default() });
-        assert_eq!(config.to_node_config(false).unwrap().format.unit_bytes, None);
-    }
-
-    #[test]
-    fn the_rate_of_compaction_is_the_engines_unless_it_is_given() {
-        for (text, want) in [
-            ("", None),
-            ("compact_bytes_per_second = \"auto\"", None),
-            ("compact_bytes_per_second = 0", Some(0)),
-            ("compact_bytes_per_second = \"16MiB\"", Some(16 << 20)),
-        ] {
-            let node = parse_text(text).unwrap().to_node_config(false).unwrap();
-            assert_eq!(node.compact_bytes_per_second, want, "{text}");
-        }
-        assert!(parse_text("compact_bytes_per_second = \"fast\"").is_err());
-    }
-
-    #[test]
-    fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
-        let mut config = parse_text("iterator_idle_s = 7\ninline_bytes_max = \"1KiB\"").unwrap();
-        let node = config.to_node_config(false).unwrap();
-        assert_eq!((node.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(7), 1024));
-        let inline_bytes_max = Some(Size(0));
-        config.apply_flags(&ServeArgs { iterator_idle_s: Some(9), inline_bytes_max, ..ServeArgs::default() });
-        let node = config.to_node_config(false).unwrap();
-        assert_eq!((node.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(9), 0));
-    }
-
-    #[test]
-    fn invalid_values_fail_with_their_key() {
-        let table = [
-            ("unit = 5000", "unit"),
-            ("unit = \"4GiB\"", "unit"),
-            ("unit = 0", "unit"),
-            ("bitmap_partitions = 3", "bitmap_partitions"),
-            ("nqn = \"node\"", "nqn"),
-            ("queue_depth = 1", "queue_depth"),
-            ("in_capsule_bytes = 100", "in_capsule_bytes"),
-            ("h2c_data_bytes_max = 4098", "h2c_data_bytes_max"),
-            ("receive_bytes_max = \"1MiB\"", "receive_bytes_max"),
-            ("value_bytes_max = 100", "value_bytes_max"),
-            ("inline_bytes_max = 16385", "inline_bytes_max"),
-            ("iterator_idle_s = 0", "iterator_idle_s"),
-            ("iterator_idle_s = 86401", "iterator_idle_s"),
-            ("serial = \"0123456789012345678901\"", "serial"),
-        ];
-        for (text, key) in table {
-            let error = parse_text(text).unwrap().to_node_config(false).unwrap_err();
-            assert_eq!(error.key, key);
-        }
-    }
-}
+#[path = "config_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 
 use bytesize::ByteSize;
 use octokv_bench::SizeDistribution;
+use octokv_engine::lsm::prefetch_degree::PrefetchMode;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
@@ -102,6 +103,39 @@ impl FromStr for RateSetting {
 impl<'de> Deserialize<'de> for RateSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RateSetting, D::Error> {
         deserialize_auto(deserializer, |Size(bytes)| RateSetting(Some(bytes)))
+    }
+}
+
+/// How many values iterators read ahead; in text `auto` or a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefetchSetting(pub PrefetchMode);
+
+impl FromStr for PrefetchSetting {
+    type Err = String;
+    fn from_str(text: &str) -> Result<PrefetchSetting, String> {
+        match text {
+            AUTO => Ok(PrefetchSetting(PrefetchMode::Adaptive)),
+            values => match values.parse() {
+                Ok(values) => Ok(PrefetchSetting(PrefetchMode::Fixed(values))),
+                Err(_) => Err(format!("\"{values}\" is not {AUTO} or a number of values")),
+            },
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PrefetchSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PrefetchSetting, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum ValuesOrText {
+            Values(u32),
+            Text(String),
+        }
+        match ValuesOrText::deserialize(deserializer) {
+            Ok(ValuesOrText::Values(values)) => Ok(PrefetchSetting(PrefetchMode::Fixed(values))),
+            Ok(ValuesOrText::Text(text)) => text.parse().map_err(Error::custom),
+            Err(_) => Err(Error::custom(format!("not {AUTO} or a number of values"))),
+        }
     }
 }
 

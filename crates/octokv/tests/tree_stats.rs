@@ -99,10 +99,37 @@ fn values_from_the_configured_length_on_lie_in_segments() {
 }
 
 #[test]
+fn tables_are_compressed_from_the_start_on_that_says_so_and_read_afterwards() {
+    let directory = temp_directory();
+    let directory = directory.path();
+    let level_bytes = |server_flags: &[&str], value: u8| {
+        let server = start(directory, server_flags);
+        let client = BlockingClient::connect(&server.url).unwrap();
+        let mut scan = client.scan(ScanOptions::default()).unwrap();
+        if value > 1 {
+            assert!(scan.all(|pair| pair.unwrap().value == [value - 1; 2_000]), "what the last start wrote");
+        }
+        put_all(&client, value);
+        run(directory, &["compact"]);
+        let tree = tree(directory, |_| true);
+        server.stop();
+        let levels = tree["levels"].as_array().unwrap();
+        levels.iter().map(|level| level["bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    let plain = level_bytes(&[], 1);
+    let compressed = level_bytes(&["--compress", "--value-prefetch", "3"], 2);
+    let plain_again = level_bytes(&["--value-prefetch", "0"], 3);
+    assert!(compressed * 4 < plain, "{compressed} instead of {plain} B");
+    assert!(plain_again.abs_diff(plain) < plain / 10, "{plain_again} instead of {plain} B");
+}
+
+#[test]
 fn lengths_and_times_out_of_range_are_refused_with_the_range() {
     let directory = temp_directory();
     let device = directory.path().join("device");
-    let table: [(&[&str], &str); 4] = [
+    let table: [(&[&str], &str); 6] = [
+        (&["--value-prefetch", "65"], "value_prefetch must be auto, or 0 to 64"),
+        (&["--value-prefetch", "many"], "\"many\" is not auto or a number of values"),
         (&["--inline-bytes-max", "16385"], "inline_bytes_max must be at most 16KiB"),
         (&["--iterator-idle-s", "0"], "iterator_idle_s must be 1 to 86400"),
         (&["--iterator-idle-s", "86401"], "iterator_idle_s must be 1 to 86400"),

@@ -193,7 +193,7 @@ impl KvNodeUnderTest {
                 cache_bytes,
                 prepare_bytes,
                 compact_bytes_per_second,
-                iterator_idle: OpenConfig::ITERATOR_IDLE,
+                tree: OpenConfig::TREE,
                 clock,
             };
             let volume = match plan.tree {

@@ -160,7 +160,7 @@ impl SimSetup {
             cache_bytes: 0,
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };

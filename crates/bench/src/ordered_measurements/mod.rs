@@ -115,7 +115,7 @@ impl MeasurementSetup {
             cache_bytes: self.cache_bytes,
             prepare_bytes: 0,
             compact_bytes_per_second: if compacts { u64::MAX } else { 0 },
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::new(clock::wall).with_monotonic(clock::now),
         };
         let config = LocalVolumeConfig {

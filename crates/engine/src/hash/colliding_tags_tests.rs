@@ -54,7 +54,7 @@ fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: crate::WallClock::default(),
     };
     let mut complete = || {

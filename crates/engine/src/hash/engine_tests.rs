@@ -22,7 +22,7 @@ fn volatile_engine() -> HashEngine {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
@@ -72,7 +72,7 @@ fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };

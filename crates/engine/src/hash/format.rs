@@ -193,7 +193,7 @@ mod tests {
                 cache_bytes: 0,
                 prepare_bytes: 0,
                 compact_bytes_per_second: 0,
-                iterator_idle: OpenConfig::ITERATOR_IDLE,
+                tree: OpenConfig::TREE,
                 clock: WallClock::default(),
             };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();

@@ -37,7 +37,7 @@ pub(super) fn open_config(durability: Durability) -> OpenConfig {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     }
 }

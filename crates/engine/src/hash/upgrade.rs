@@ -47,7 +47,7 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);

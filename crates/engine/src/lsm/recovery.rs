@@ -30,7 +30,7 @@ use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::common::unit_reader::UnitReader;
 use crate::common::volume_layout::Checkpoint;
 use crate::open_error::{IndexMismatch, MetadataStructure, OpenError};
-use crate::{FormatConfig, OpenConfig};
+use crate::{FormatConfig, OpenConfig, TreeOptions};
 use octokv_base::{BufferPool, Version};
 use octokv_device::Device;
 use octokv_runtime::trim_heap;
@@ -74,7 +74,8 @@ pub async fn open_with(
     }
     let (mut superblock, damaged) = read_tree_superblock(&**device).await?;
     let mut settings = TreeSettings::for_layout(&superblock.layout, config.cache_bytes);
-    settings.iterator_idle = config.iterator_idle;
+    let TreeOptions { iterator_idle, prefetch, compresses } = config.tree;
+    (settings.iterator_idle, settings.prefetch, settings.compresses) = (iterator_idle, prefetch, compresses);
     settings.pacing.compaction_max = config.compact_bytes_per_second;
     adjust(&mut settings);
     let loaded = load(&**device, superblock, damaged, settings.memtable_bounds()).await?;

@@ -54,8 +54,10 @@ pub fn run_bytes_least(key_bytes: usize) -> u64 {
     (8 << 10).max(32 * key_bytes as u64)
 }
 
-/// A table refers to at most so many times its own bytes of values: a volume has few tables more for that.
+/// A table refers to at most so many times its own bytes of values, or to this part of all space if that is more: a volume has some hundred tables more for that, whose lists of segments
+/// stay short beside an image and an edit.
 const TABLE_VALUES: u64 = 16;
+const TABLE_VALUES_OF_SPACE: u64 = 256;
 
 impl TreeSettings {
     /// When a memtable is full. Of values that lie apart it has a part of the reserve at most: puts that replace others then wait for no flush.
@@ -77,7 +79,7 @@ impl TreeSettings {
             memtable_bytes: memtable_bytes as usize,
             memtables_max: 4,
             table_bytes,
-            table_value_bytes: TABLE_VALUES * table_bytes,
+            table_value_bytes: (TABLE_VALUES * table_bytes).max(data_bytes / TABLE_VALUES_OF_SPACE),
             segment_bytes,
             reserve_bytes: data_bytes / 16 + 4 * memtable_bytes,
             cache_bytes: if cache_bytes > 0 {
@@ -86,8 +88,8 @@ impl TreeSettings {
                 (data_bytes / 64).clamp(1 << 20, 64 << 20)
             },
             snapshots_max: 4096,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
-            prefetch: PrefetchMode::Adaptive,
+            iterator_idle: OpenConfig::TREE.iterator_idle,
+            prefetch: OpenConfig::TREE.prefetch,
             prefetch_bytes_max: 64 << 20,
             iterator_cursors: LevelCursorConfig::ITERATOR,
             views_max: 64,
@@ -105,7 +107,7 @@ impl TreeSettings {
                 space_soft_bytes: input_bytes_max.min(data_bytes / 16),
                 ..PacingSettings::default()
             },
-            compresses: false,
+            compresses: OpenConfig::TREE.compresses,
         }
     }
 }

@@ -56,7 +56,7 @@ impl SlowVolume {
             cache_bytes: 64 << 10,
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         };
         let mut complete = || {

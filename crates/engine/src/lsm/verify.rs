@@ -48,7 +48,7 @@ async fn verify_volume(
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: u64::MAX,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let block_bytes = device.geometry().block_bytes;

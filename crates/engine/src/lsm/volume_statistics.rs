@@ -97,7 +97,7 @@ mod tests {
             cache_bytes: 0,
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: WallClock::default(),
         };
         let format = FormatConfig { engine: EngineKind::Lsm, ..FormatConfig::default() };

@@ -51,7 +51,7 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);

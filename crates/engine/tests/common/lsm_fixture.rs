@@ -57,7 +57,7 @@ impl LsmFixture {
             cache_bytes: 64 << 10,
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: self.clock.clone(),
         }
     }

@@ -51,7 +51,7 @@ impl HashFixture {
             cache_bytes: 0,
             prepare_bytes: self.prepare_bytes,
             compact_bytes_per_second: 0,
-            iterator_idle: OpenConfig::ITERATOR_IDLE,
+            tree: OpenConfig::TREE,
             clock: self.clock.clone(),
         }
     }

@@ -78,7 +78,7 @@ impl ExperimentNode<'_> {
                 cache_bytes: 0,
                 prepare_bytes: 0,
                 compact_bytes_per_second: 0,
-                iterator_idle: OpenConfig::ITERATOR_IDLE,
+                tree: OpenConfig::TREE,
                 clock: WallClock::default(),
             };
             let volume = async {

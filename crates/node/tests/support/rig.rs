@@ -553,7 +553,7 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")

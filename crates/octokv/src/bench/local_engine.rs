@@ -49,7 +49,7 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         cache_bytes,
         prepare_bytes: node.prepare_bytes,
         compact_bytes_per_second: default_compact_bytes_per_second(engine),
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     let volume = LocalVolumeConfig {

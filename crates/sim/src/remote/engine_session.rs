@@ -198,7 +198,7 @@ impl EngineSession {
                     cache_bytes,
                     prepare_bytes: 0,
                     compact_bytes_per_second,
-                    iterator_idle: OpenConfig::ITERATOR_IDLE,
+                    tree: OpenConfig::TREE,
                     clock: WallClock::default(),
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;

@@ -244,7 +244,7 @@ fn open_config() -> OpenConfig {
         cache_bytes: 0,
         prepare_bytes: 0,
         compact_bytes_per_second: u64::MAX,
-        iterator_idle: OpenConfig::ITERATOR_IDLE,
+        tree: OpenConfig::TREE,
         clock: WallClock::default(),
     }
 }

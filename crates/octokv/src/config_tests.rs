@@ -1,0 +1,122 @@
+//! The configuration: every key of the example, what files and flags set, and what is refused.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../../octokv.example.toml");
+
+fn parse_text(text: &str) -> Result<ConfigFile, String> {
+    parse_config(Path::new("octokv.toml"), text)
+}
+
+#[test]
+fn the_example_documents_every_setting_with_its_default() {
+    assert_eq!(parse_text(EXAMPLE), Ok(ConfigFile::default()));
+    let table: toml::Table = EXAMPLE.parse().unwrap();
+    let mut named: Vec<&str> = table.keys().map(String::as_str).collect();
+    let mut keys = CONFIG_KEYS.to_vec();
+    named.sort_unstable();
+    keys.sort_unstable();
+    assert_eq!(named, keys);
+    for (number, line) in EXAMPLE.lines().enumerate().filter(|(_, line)| line.contains(" = ")) {
+        if !line.starts_with('#') {
+            let before = EXAMPLE.lines().nth(number - 1).unwrap();
+            assert!(before.starts_with("# "), "no comment above {line}");
+        }
+    }
+}
+
+#[test]
+fn without_a_file_the_config_equals_the_node_defaults() {
+    let ours = format!("{:?}", ConfigFile::default().to_node_config(false).unwrap());
+    assert_eq!(ours, format!("{:?}", NodeConfig::default()));
+}
+
+#[test]
+fn flags_override_the_file() {
+    let mut config = parse_text("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
+    let flags = ServeArgs { device: Some("b".into()), cores: vec![0, 1], ..ServeArgs::default() };
+    config.apply_flags(&flags);
+    assert_eq!((config.device.as_str(), config.size, config.cores), ("b", Size(1 << 20), vec![0, 1]));
+}
+
+#[test]
+fn the_unit_is_the_devices_unless_it_is_given() {
+    for (text, want) in
+        [("", None), ("unit = \"auto\"", None), ("unit = 512", Some(512)), ("unit = \"4KiB\"", Some(4096))]
+    {
+        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        assert_eq!(node.format.unit_bytes, want, "{text}");
+    }
+    let mut config = parse_text("unit = 1024").unwrap();
+    config.apply_flags(&ServeArgs { unit: Some("auto".parse().unwrap()), ..ServeArgs::default() });
+    assert_eq!(config.to_node_config(false).unwrap().format.unit_bytes, None);
+}
+
+#[test]
+fn the_rate_of_compaction_is_the_engines_unless_it_is_given() {
+    for (text, want) in [
+        ("", None),
+        ("compact_bytes_per_second = \"auto\"", None),
+        ("compact_bytes_per_second = 0", Some(0)),
+        ("compact_bytes_per_second = \"16MiB\"", Some(16 << 20)),
+    ] {
+        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        assert_eq!(node.compact_bytes_per_second, want, "{text}");
+    }
+    assert!(parse_text("compact_bytes_per_second = \"fast\"").is_err());
+}
+
+#[test]
+fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
+    let mut config = parse_text("iterator_idle_s = 7\ninline_bytes_max = \"1KiB\"").unwrap();
+    let node = config.to_node_config(false).unwrap();
+    assert_eq!((node.tree.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(7), 1024));
+    let inline_bytes_max = Some(Size(0));
+    config.apply_flags(&ServeArgs { iterator_idle_s: Some(9), inline_bytes_max, ..ServeArgs::default() });
+    let node = config.to_node_config(false).unwrap();
+    assert_eq!((node.tree.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(9), 0));
+}
+
+#[test]
+fn prefetch_and_compression_of_trees_are_those_of_the_file_or_the_flags() {
+    let of = |config: &ConfigFile| {
+        let tree = config.to_node_config(false).unwrap().tree;
+        (tree.prefetch, tree.compresses)
+    };
+    assert_eq!(of(&parse_text("").unwrap()), (PrefetchMode::Adaptive, false));
+    let mut config = parse_text("value_prefetch = 0\ncompress = true").unwrap();
+    assert_eq!(of(&config), (PrefetchMode::Fixed(0), true));
+    let value_prefetch = Some("64".parse().unwrap());
+    config.apply_flags(&ServeArgs { value_prefetch, ..ServeArgs::default() });
+    assert_eq!(of(&config), (PrefetchMode::Fixed(64), true));
+    config.apply_flags(&ServeArgs { value_prefetch: Some("auto".parse().unwrap()), ..ServeArgs::default() });
+    assert_eq!(of(&config), (PrefetchMode::Adaptive, true));
+    for text in ["value_prefetch = \"many\"", "value_prefetch = -1", "value_prefetch = 5000000000"] {
+        assert!(parse_text(text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn invalid_values_fail_with_their_key() {
+    let table = [
+        ("unit = 5000", "unit"),
+        ("unit = \"4GiB\"", "unit"),
+        ("unit = 0", "unit"),
+        ("bitmap_partitions = 3", "bitmap_partitions"),
+        ("nqn = \"node\"", "nqn"),
+        ("queue_depth = 1", "queue_depth"),
+        ("in_capsule_bytes = 100", "in_capsule_bytes"),
+        ("h2c_data_bytes_max = 4098", "h2c_data_bytes_max"),
+        ("receive_bytes_max = \"1MiB\"", "receive_bytes_max"),
+        ("value_bytes_max = 100", "value_bytes_max"),
+        ("inline_bytes_max = 16385", "inline_bytes_max"),
+        ("iterator_idle_s = 0", "iterator_idle_s"),
+        ("iterator_idle_s = 86401", "iterator_idle_s"),
+        ("value_prefetch = 65", "value_prefetch"),
+        ("serial = \"0123456789012345678901\"", "serial"),
+    ];
+    for (text, key) in table {
+        let error = parse_text(text).unwrap().to_node_config(false).unwrap_err();
+        assert_eq!(error.key, key);
+    }
+}
