@@ -4,6 +4,7 @@
 //! - [`abandoned`]: operations whose callers dropped them.
 //! - [`allocator`]: the free space of a record area, by units.
 //! - [`epoch`]: when space that a reader may still use is free.
+//! - [`flush_queue`]: a flush that callers on all cores share. [`waker_batch`]: wakers to wake once no lock is held.
 //! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush. [`batch_parts`]: what
 //!   they collect.
 //!   [`journal_reader`]: their replay.
@@ -19,6 +20,7 @@ pub mod allocator;
 pub mod batch_parts;
 pub mod commit_queue;
 pub mod epoch;
+pub mod flush_queue;
 pub mod group_commit;
 pub mod held_numbers;
 pub mod image_stream;
@@ -33,4 +35,8 @@ pub mod superblock_io;
 pub mod unit_reader;
 pub(crate) mod volume_format;
 pub mod volume_layout;
+pub mod waker_batch;
 pub(crate) mod write_rules;
+
+#[cfg(test)]
+mod flush_queue_tests;
