@@ -9,6 +9,8 @@
 //! - [`batch_state`]: the batches of a store: who leads, what is published and durable.
 //! - [`busy_segments`]: segments that operations hold in memory, and their waiters.
 //! - [`chunk_directory`]: which segments the records of a value chunk belong to; [`record_walk`]: the records of a chunk without one.
+//! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse.
+//! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`hash_prefix`]: from a ring position to a store and a segment of it; linear hashing.
 //! - [`log_layout`]: the regions of a volume, and what lies where in its chunks.
 //! - [`log_place`]: places in a log, and the seeds of checksums there.
@@ -22,6 +24,9 @@
 pub mod batch_state;
 pub mod busy_segments;
 pub mod chunk_directory;
+pub mod chunk_log;
+pub mod chunk_pool;
+pub mod compaction_policy;
 pub mod hash_prefix;
 pub mod log_layout;
 pub mod log_place;
@@ -31,6 +36,7 @@ pub mod segment_entry;
 pub mod segment_image;
 pub mod segment_ref;
 pub mod segment_table;
+pub mod space_limits;
 pub mod store_image;
 pub mod superblock;
 pub mod value_record;
@@ -40,7 +46,13 @@ mod batch_state_tests;
 #[cfg(test)]
 mod busy_segments_tests;
 #[cfg(test)]
+mod chunk_log_tests;
+#[cfg(test)]
+mod chunk_pool_tests;
+#[cfg(test)]
 mod segment_buckets_tests;
+#[cfg(test)]
+mod space_progress_tests;
 #[cfg(test)]
 mod store_image_tests;
 #[cfg(test)]

@@ -1,0 +1,395 @@
+//! The chunks of a device: which are free, who uses the others, and what lives in them. Shared by all cores.
+//!
+//! ```text
+//!   Free ─reserve─▶ Reserved ─open─▶ Open ─seal─▶ Sealed ─retire─▶ Retired ─release─▶ Free
+//!     ▲                │ return_reserved            └─pin─▶ Pinned ─retire─▶ ┘
+//!     └────────────────┘
+//! ```
+//! Reserved: named as the next of a log, and not written. Open: the tail of a log. Sealed: full. Pinned: a device error keeps it from being
+//! compacted, and the head of its log has passed it. Retired: nothing in it is needed, and a recovery may still read it.
+//!
+//! Readers use no lock and no epoch: they detect reuse and repeat (LEED §3.3). A reader takes [`ChunkPool::opens_now`], then finds a place,
+//! reads it, and asks [`ChunkPool::unopened_since`]. A chunk that is opened counts the opening before its first write:
+//!
+//! ```text
+//!   reader:  t = opens  ·  locate  ·  read ........ opened_at(chunk) ≤ t ?  yes: the bytes are those of the place  no: again
+//!   writer:                    opens += 1, opened_at := opens  ·  write
+//! ```
+//! Invariants: one owner of a chunk at a time; a chunk is opened after all readers could find its former contents elsewhere (it was
+//! retired and released before), so a reader that took `t` after the opening was counted finds no former place in it; counts of live data
+//! never fall below zero. 24 bytes of memory a chunk.
+//! Tested in `chunk_pool_tests.rs`, also against a model.
+
+use super::log_layout::CHUNKS_MAX;
+use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::space_limits::{ChunkPurpose, SpaceLimits};
+use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The most live records or images of a chunk.
+pub const CHUNK_RECORDS_MAX: u32 = (1 << RECORD_BITS) - 1;
+/// The most live granules or units of a chunk.
+pub const CHUNK_AMOUNT_MAX: u32 = (1 << AMOUNT_BITS) - 1;
+
+const AMOUNT_BITS: u32 = 31;
+const RECORD_BITS: u32 = 28;
+const RECORDS_AT: u32 = AMOUNT_BITS;
+const STATE_AT: u32 = RECORDS_AT + RECORD_BITS;
+const KIND_AT: u32 = STATE_AT + 3;
+const UNCOUNTED_AT: u32 = KIND_AT + 1;
+const _: () = assert!(UNCOUNTED_AT == 63);
+const _: () = assert!(size_of::<ChunkCell>() == 24);
+
+/// The state of a chunk. See the picture above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkState {
+    /// No log has it.
+    Free,
+    /// The next of a log, not written yet.
+    Reserved,
+    /// The tail of a log.
+    Open,
+    /// A full chunk of a log.
+    Sealed,
+    /// A chunk that cannot be compacted now; its log goes on without it.
+    Pinned,
+    /// Emptied, and still part of what a recovery may read.
+    Retired,
+}
+
+const STATES: [ChunkState; 6] = [
+    ChunkState::Free,
+    ChunkState::Reserved,
+    ChunkState::Open,
+    ChunkState::Sealed,
+    ChunkState::Pinned,
+    ChunkState::Retired,
+];
+
+impl ChunkState {
+    /// Whether the states follow one another.
+    fn may_become(self, next: ChunkState) -> bool {
+        use ChunkState::{Free, Open, Pinned, Reserved, Retired, Sealed};
+        matches!(
+            (self, next),
+            (Free, Reserved)
+                | (Reserved, Open | Free)
+                | (Open, Sealed)
+                | (Sealed, Pinned | Retired)
+                | (Pinned, Retired)
+                | (Retired, Free)
+        )
+    }
+}
+
+/// The log that a chunk belongs to, and the place of the chunk there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkOwner {
+    /// The partition of the store.
+    pub partition: u32,
+    /// Which of its logs.
+    pub kind: LogKind,
+    /// The place in the log.
+    pub index: ChunkIndex,
+}
+
+/// The live contents of a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveContents {
+    /// Records of a value log, images of a key log.
+    pub records: u32,
+    /// The granules of those records, the units of those images.
+    pub amount: u32,
+}
+
+/// State, kind and live contents of a chunk, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ChunkWord {
+    state: ChunkState,
+    kind: LogKind,
+    /// `None`: not counted since a recovery.
+    live: Option<LiveContents>,
+}
+
+impl ChunkWord {
+    const FREE: ChunkWord = ChunkWord { state: ChunkState::Free, kind: LogKind::Keys, live: None };
+
+    fn pack(self) -> u64 {
+        let live = self.live.unwrap_or_default();
+        u64::from(live.amount)
+            | u64::from(live.records) << RECORDS_AT
+            | (self.state as u64) << STATE_AT
+            | u64::from(self.kind == LogKind::Values) << KIND_AT
+            | u64::from(self.live.is_none()) << UNCOUNTED_AT
+    }
+
+    fn unpack(word: u64) -> ChunkWord {
+        let live = LiveContents {
+            records: (word >> RECORDS_AT) as u32 & CHUNK_RECORDS_MAX,
+            amount: word as u32 & CHUNK_AMOUNT_MAX,
+        };
+        ChunkWord {
+            // Words are made by `pack` alone.
+            state: STATES[(word >> STATE_AT) as usize & 7],
+            kind: if word >> KIND_AT & 1 == 1 { LogKind::Values } else { LogKind::Keys },
+            live: (word >> UNCOUNTED_AT == 0).then_some(live),
+        }
+    }
+}
+
+/// The entry of one chunk.
+struct ChunkCell {
+    /// The number of the opening of the volume's chunks by which this one was opened last; 0: not since the volume was opened.
+    opened_at: AtomicU64,
+    /// Partition and index: of the last owner while the chunk is free or reserved.
+    owner: AtomicU64,
+    /// A [`ChunkWord`].
+    word: AtomicU64,
+}
+
+impl ChunkCell {
+    fn load(&self) -> ChunkWord {
+        ChunkWord::unpack(self.word.load(Ordering::Acquire))
+    }
+
+    /// Changes the word by `change`, and gives the former one.
+    fn update(&self, mut change: impl FnMut(ChunkWord) -> ChunkWord) -> ChunkWord {
+        let change = |word| Some(change(ChunkWord::unpack(word)).pack());
+        let former = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        ChunkWord::unpack(former.unwrap_or_else(|word| word))
+    }
+}
+
+/// The chunks of a device.
+pub struct ChunkPool {
+    /// By chunks.
+    space: SpaceAllocator,
+    cells: Box<[ChunkCell]>,
+    /// The openings of chunks since the volume was opened.
+    opens: AtomicU64,
+    /// Falls before a chunk leaves `space`, and rises after it is back there: never above what `space` has.
+    free: AtomicU32,
+    limits: SpaceLimits,
+    /// The unit of the device at which chunk 0 begins.
+    first_unit: u64,
+    chunk_units: u32,
+}
+
+impl ChunkPool {
+    /// A pool whose chunks are all free, from a unit of the device on.
+    ///
+    /// # Panics
+    /// If a chunk has no units, or more than a count of live ones holds, or there are more than [`CHUNKS_MAX`].
+    pub fn new(first_unit: u64, chunk_units: u32, limits: SpaceLimits) -> ChunkPool {
+        assert!((1..=CHUNK_RECORDS_MAX).contains(&chunk_units), "a chunk of {chunk_units} units");
+        assert!(limits.pool <= CHUNKS_MAX, "{} chunks", limits.pool);
+        let cell = || ChunkCell {
+            opened_at: AtomicU64::new(0),
+            owner: AtomicU64::new(0),
+            word: AtomicU64::new(ChunkWord::FREE.pack()),
+        };
+        ChunkPool {
+            space: SpaceAllocator::new(0, limits.pool.into(), 1, FitPolicy::Next),
+            cells: std::iter::repeat_with(cell).take(limits.pool as usize).collect(),
+            opens: AtomicU64::new(0),
+            free: AtomicU32::new(limits.pool),
+            limits,
+            first_unit,
+            chunk_units,
+        }
+    }
+
+    /// The limits that the pool keeps.
+    pub fn limits(&self) -> &SpaceLimits {
+        &self.limits
+    }
+
+    /// The units of a chunk.
+    pub fn chunk_units(&self) -> u32 {
+        self.chunk_units
+    }
+
+    /// The number of chunks.
+    pub fn chunks(&self) -> u32 {
+        self.limits.pool
+    }
+
+    /// The number of free chunks.
+    pub fn free(&self) -> u32 {
+        self.free.load(Ordering::Acquire)
+    }
+
+    /// The bytes of memory of the chunk table.
+    pub fn memory_bytes(&self) -> usize {
+        self.cells.len() * size_of::<ChunkCell>()
+    }
+
+    /// The first unit of a chunk on the device.
+    pub fn first_unit_of(&self, chunk: ChunkNumber) -> u64 {
+        self.first_unit + u64::from(chunk.0) * u64::from(self.chunk_units)
+    }
+
+    /// The openings so far: a reader takes them before it finds the place that it will read.
+    pub fn opens_now(&self) -> u64 {
+        self.opens.load(Ordering::SeqCst)
+    }
+
+    /// Whether the chunk of a unit was not opened since a reader took `opens`: what it read meanwhile is what was there. False for a unit
+    /// outside of the pool.
+    pub fn unopened_since(&self, unit: u64, opens: u64) -> bool {
+        self.chunk_of(unit)
+            .is_some_and(|(chunk, _)| self.cell(chunk).opened_at.load(Ordering::SeqCst) <= opens)
+    }
+
+    /// Takes a free chunk; `None` if that would leave fewer than the floor of the purpose ([`SpaceLimits::reservation_floor`]).
+    pub fn reserve(&self, purpose: ChunkPurpose) -> Option<ChunkNumber> {
+        let floor = self.limits.reservation_floor(purpose);
+        let take = |free: u32| (free > floor).then(|| free - 1);
+        self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
+        let extent =
+            self.space.allocate(0, &Cell::new(0), 1).expect("the count of free chunks is at most theirs");
+        // Chunks have 26 bits.
+        let chunk = ChunkNumber(extent.location as u32);
+        self.set_state(chunk, ChunkState::Reserved);
+        Some(chunk)
+    }
+
+    /// Frees a chunk that was reserved and not opened.
+    pub fn return_reserved(&self, chunk: ChunkNumber) {
+        self.set_state(chunk, ChunkState::Free);
+        self.give_back(chunk);
+    }
+
+    /// Makes a chunk the tail of a log. REQUIRES: it is reserved, and the caller writes to it only after this call.
+    pub fn open(&self, chunk: ChunkNumber, owner: ChunkOwner) {
+        let cell = self.cell(chunk);
+        let opening = self.opens.fetch_add(1, Ordering::SeqCst) + 1;
+        // Before the owner: a reader that sees the new owner sees the opening, too.
+        cell.opened_at.store(opening, Ordering::SeqCst);
+        cell.owner.store(pack_owner(owner), Ordering::Release);
+        let live = Some(LiveContents::default());
+        let word = ChunkWord { state: ChunkState::Open, kind: owner.kind, live };
+        let former = cell.update(|_| word);
+        assert!(former.state.may_become(ChunkState::Open), "{chunk:?}: {:?} to Open", former.state);
+    }
+
+    /// Notes that a chunk is full.
+    pub fn seal(&self, chunk: ChunkNumber) {
+        self.set_state(chunk, ChunkState::Sealed);
+    }
+
+    /// Notes that a chunk cannot be compacted now, and that its log goes on without it.
+    pub fn pin(&self, chunk: ChunkNumber) {
+        self.set_state(chunk, ChunkState::Pinned);
+    }
+
+    /// Notes that nothing in a chunk is live: it waits until no recovery needs it.
+    pub fn retire(&self, chunk: ChunkNumber) {
+        self.set_state(chunk, ChunkState::Retired);
+    }
+
+    /// Frees a chunk. REQUIRES: it is retired, a head of its log behind it is durable, and no checkpoint's replay begins in it.
+    pub fn release(&self, chunk: ChunkNumber) {
+        assert_eq!(self.state_of(chunk), ChunkState::Retired, "{chunk:?} is released");
+        self.set_state(chunk, ChunkState::Free);
+        self.give_back(chunk);
+    }
+
+    /// Takes over a chunk that a recovery found in use. Without `live`, its live contents are not counted. False, and nothing has changed,
+    /// if there is no such chunk, or it is in use already. REQUIRES: no reader or writer uses the pool yet.
+    #[must_use]
+    pub fn adopt(
+        &self,
+        chunk: ChunkNumber,
+        state: ChunkState,
+        owner: ChunkOwner,
+        live: Option<LiveContents>,
+    ) -> bool {
+        assert_ne!(state, ChunkState::Free, "a chunk in use");
+        if !self.space.mark_used(Extent { location: chunk.0.into(), units: 1 }) {
+            return false;
+        }
+        self.free.fetch_sub(1, Ordering::AcqRel);
+        let cell = self.cell(chunk);
+        cell.owner.store(pack_owner(owner), Ordering::Release);
+        cell.update(|_| ChunkWord { state, kind: owner.kind, live });
+        true
+    }
+
+    /// The state of a chunk.
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn state_of(&self, chunk: ChunkNumber) -> ChunkState {
+        self.cell(chunk).load().state
+    }
+
+    /// The live contents of a chunk; `None` if they are not counted since a recovery.
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    pub fn live_of(&self, chunk: ChunkNumber) -> Option<LiveContents> {
+        self.cell(chunk).load().live
+    }
+
+    /// The chunk of a unit of the device, and the unit's place there; `None` outside of the pool.
+    pub fn chunk_of(&self, unit: u64) -> Option<(ChunkNumber, u32)> {
+        let at = unit.checked_sub(self.first_unit)?;
+        let (chunk, within) = (at / u64::from(self.chunk_units), at % u64::from(self.chunk_units));
+        (chunk < u64::from(self.chunks())).then_some((ChunkNumber(chunk as u32), within as u32))
+    }
+
+    /// The log that has a unit of the device, and the unit's place in its chunk; `None` if none has it. A reader has to ask
+    /// [`ChunkPool::unopened_since`] behind it.
+    pub fn owner_of(&self, unit: u64) -> Option<(ChunkOwner, u32)> {
+        let (chunk, within) = self.chunk_of(unit)?;
+        let cell = self.cell(chunk);
+        let word = cell.load();
+        let has_owner = !matches!(word.state, ChunkState::Free | ChunkState::Reserved);
+        has_owner.then(|| (unpack_owner(cell.owner.load(Ordering::Acquire), word.kind), within))
+    }
+
+    /// Changes the live contents of a chunk by so many records or images, and their granules or units. What is not counted stays so.
+    ///
+    /// # Panics
+    /// If no log has the chunk, or a count leaves its range: more is deleted than was written.
+    pub fn add_live(&self, chunk: ChunkNumber, records: i32, amount: i64) {
+        self.cell(chunk).update(|mut word| {
+            let has_owner = !matches!(word.state, ChunkState::Free | ChunkState::Reserved);
+            assert!(has_owner, "{chunk:?} is {:?}", word.state);
+            if let Some(live) = &mut word.live {
+                let counted =
+                    live.records.checked_add_signed(records).filter(|&count| count <= CHUNK_RECORDS_MAX);
+                live.records = counted.unwrap_or_else(|| panic!("{chunk:?}: {live:?} and {records} records"));
+                let counted = u64::from(live.amount).checked_add_signed(amount);
+                let counted = counted.filter(|&amount| amount <= CHUNK_AMOUNT_MAX.into());
+                live.amount =
+                    counted.unwrap_or_else(|| panic!("{chunk:?}: {live:?} and {amount} of amount")) as u32;
+            }
+            word
+        });
+    }
+
+    fn set_state(&self, chunk: ChunkNumber, next: ChunkState) {
+        let former = self.cell(chunk).update(|word| ChunkWord { state: next, ..word });
+        assert!(former.state.may_become(next), "{chunk:?}: {:?} to {next:?}", former.state);
+    }
+
+    fn give_back(&self, chunk: ChunkNumber) {
+        self.space.release(Extent { location: chunk.0.into(), units: 1 });
+        self.free.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn cell(&self, chunk: ChunkNumber) -> &ChunkCell {
+        &self.cells[chunk.0 as usize]
+    }
+}
+
+fn pack_owner(owner: ChunkOwner) -> u64 {
+    u64::from(owner.partition) << 32 | u64::from(owner.index.0)
+}
+
+fn unpack_owner(owner: u64, kind: LogKind) -> ChunkOwner {
+    ChunkOwner { partition: (owner >> 32) as u32, kind, index: ChunkIndex(owner as u32) }
+}

@@ -1,0 +1,289 @@
+//! How many free chunks each kind of work leaves to the others, and how much of a pool may be live data. Pure arithmetic.
+//!
+//! ```text
+//!   free chunks    P ··· start ─────── pass ─────── delete ─────── value ── key ── 0
+//!                  users │  compaction  │ puts wait   │ deletes wait  │ value    │ only key
+//!                  alone │  runs beside │             │               │ compaction pauses compaction
+//!
+//!   pool of P      │◀──────────── capacity: live data ────────────▶│◀──────── reserve R ────────▶│
+//! ```
+//! Free space lowers no write amplification, garbage in the logs does. So two reserves: few free chunks, by purpose, and R chunks that
+//! never hold live data.
+//!
+//! Progress: with the live data at its capacity and not more than `pass` chunks free, garbage is at least [`GARBAGE_CHUNKS_MIN`] chunks,
+//! whatever the tails of the logs (2 per store), their reserved next chunks (2 per store) and the ends of chunks waste. Compacting all
+//! logs once frees it, with two chunks to work in: a chunk of a key log is freed for at most one that its images fill again. So a put
+//! that waits ends. The same holds for deletes, whose tombstones may exceed the capacity up to [`SpaceLimits::tombstone_chunks`].
+//!
+//! Invariants: key < value ≤ delete ≤ pass < start; what the progress needs ([`SpaceLimits::garbage_chunks_min`]). Tested below for
+//! every size of pool.
+
+use super::log_layout::{CHUNKS_MIN, STORE_CHUNKS_MIN};
+
+/// The fewest chunks of garbage when writes wait.
+pub const GARBAGE_CHUNKS_MIN: u32 = 8;
+/// The ends of sealed chunks that nothing fits in are on average at most this part of them. REQUIRES of a value log: a record that
+/// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units.)
+pub const CHUNK_END_DIVISOR: u32 = 32;
+/// The chunks of a store that are neither full nor free: the tails of its logs, and the chunks reserved behind them.
+const CHUNKS_HELD_PER_STORE: u32 = 4;
+/// The key log and the value log.
+const LOGS_PER_STORE: u64 = 2;
+/// Chunks that value compaction leaves to key compaction.
+const KEY_COMPACTION_CHUNKS: u32 = 2;
+/// The fewest free chunks for value compaction.
+const VALUE_COMPACTION_CHUNKS: u32 = 4;
+
+/// The work that chunks are taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkPurpose {
+    /// Puts.
+    User,
+    /// Deletes, and tombstones of absent keys.
+    Delete,
+    /// Compaction of a value log.
+    Compaction,
+    /// Compaction of a key log.
+    KeyCompaction,
+}
+
+/// The limits of one pool. All are numbers of chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpaceLimits {
+    /// All chunks of the pool.
+    pub pool: u32,
+    /// The stores that share it; not a number of chunks.
+    pub stores: u32,
+    /// With fewer free chunks compaction runs (F_start).
+    pub start: u32,
+    /// With fewer free chunks puts wait (F_pass).
+    pub pass: u32,
+    /// With fewer free chunks deletes wait (F_delete).
+    pub delete: u32,
+    /// With fewer free chunks value compaction pauses (F_value).
+    pub value: u32,
+    /// The free chunks that only key compaction takes (F_key).
+    pub key: u32,
+    /// The chunks that never hold live data of keys with values (R).
+    pub reserve: u32,
+    /// The chunks that never hold live data, tombstones included.
+    pub tombstone_reserve: u32,
+}
+
+impl SpaceLimits {
+    /// The limits of a pool of `pool` chunks that `stores` stores share.
+    ///
+    /// # Panics
+    /// Below [`CHUNKS_MIN`] chunks, [`STORE_CHUNKS_MIN`] per store, or one store.
+    pub fn new(pool: u32, stores: u32) -> SpaceLimits {
+        assert!(pool >= CHUNKS_MIN, "a pool of {pool} chunks");
+        assert!((1..=pool / STORE_CHUNKS_MIN).contains(&stores), "{stores} stores on {pool} chunks");
+        let start = (pool / 64).max(stores + 8);
+        let pass = (pool / 128).max(8);
+        let delete = pass / 2;
+        let held = CHUNKS_HELD_PER_STORE * stores;
+        let wasted = pool.div_ceil(CHUNK_END_DIVISOR);
+        let reserve = (pool / 16).max(held + start + GARBAGE_CHUNKS_MIN + wasted);
+        let tombstone_reserve = (reserve / 2).max(held + delete + GARBAGE_CHUNKS_MIN + wasted);
+        SpaceLimits {
+            pool,
+            stores,
+            start,
+            pass,
+            delete,
+            value: VALUE_COMPACTION_CHUNKS,
+            key: KEY_COMPACTION_CHUNKS,
+            reserve,
+            tombstone_reserve,
+        }
+    }
+
+    /// The chunks of live data up to which puts are admitted.
+    pub fn capacity_chunks(&self) -> u32 {
+        self.pool - self.reserve
+    }
+
+    /// The chunks of live data up to which tombstones of absent keys are admitted.
+    pub fn tombstone_chunks(&self) -> u32 {
+        self.pool - self.tombstone_reserve
+    }
+
+    /// The free chunks that work of this purpose leaves when it begins: with fewer it waits.
+    pub fn pass_floor(&self, purpose: ChunkPurpose) -> u32 {
+        match purpose {
+            ChunkPurpose::User => self.pass,
+            ChunkPurpose::Delete => self.delete,
+            ChunkPurpose::Compaction => self.value,
+            ChunkPurpose::KeyCompaction => 0,
+        }
+    }
+
+    /// The free chunks that stay when a log takes one for work that has begun: those of the next purpose. Work that needs more space
+    /// than was known when it began takes it from its own floor, so it never waits while it holds segments.
+    pub fn reservation_floor(&self, purpose: ChunkPurpose) -> u32 {
+        match purpose {
+            ChunkPurpose::User => self.delete,
+            ChunkPurpose::Delete => self.value,
+            ChunkPurpose::Compaction => self.key,
+            ChunkPurpose::KeyCompaction => 0,
+        }
+    }
+
+    /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
+    pub fn chunks_taken_max(&self, writes: u32, units: u64, chunk_units: u32) -> u64 {
+        let hops = u64::from(writes.min(self.stores)) * LOGS_PER_STORE;
+        units.div_ceil(chunk_units.into()) + hops
+    }
+
+    /// Whether a write of this purpose may begin: with it, writes in progress may take so many chunks ([`SpaceLimits::chunks_taken_max`]).
+    pub fn may_begin(&self, purpose: ChunkPurpose, free: u32, taken_max: u64) -> bool {
+        u64::from(free) >= u64::from(self.pass_floor(purpose)) + taken_max
+    }
+
+    /// The least garbage, in chunks, with so many chunks of live data and so many free ones. Negative if there need be none.
+    pub fn garbage_chunks_min(&self, live: u32, free: u32) -> i64 {
+        let live = i64::from(live);
+        let held = i64::from(CHUNKS_HELD_PER_STORE * self.stores);
+        // Full chunks hold live data, garbage, and ends that nothing fits in.
+        let full = i64::from(self.pool) - held - i64::from(free);
+        let wasted = full.max(0) / i64::from(CHUNK_END_DIVISOR);
+        full - wasted - live
+    }
+
+    /// The compactions of a core that run at once: more when free space is short.
+    pub fn compactions_max(&self, free: u32) -> usize {
+        if free < (self.start + self.pass) / 2 { 4 } else { 2 }
+    }
+
+    /// How short free space is: 0 at F_start, 1 at F_pass and below.
+    pub fn pressure(&self, free: u32) -> f64 {
+        let missing = f64::from(self.start.saturating_sub(free));
+        (missing / f64::from(self.start - self.pass)).min(1.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What the progress of writes and compactions stands on.
+    fn assert_progress(pool: u32, stores: u32) {
+        let limits = SpaceLimits::new(pool, stores);
+        let at = || format!("{limits:?}");
+        assert!(0 < limits.key && limits.key < limits.value && limits.value <= limits.delete, "{}", at());
+        assert!(limits.delete <= limits.pass && limits.pass < limits.start, "{}", at());
+        assert!(limits.tombstone_reserve <= limits.reserve && limits.reserve < pool, "{}", at());
+        assert!(limits.capacity_chunks() > 0, "{}", at());
+        // Puts wait: there is garbage whose collection ends that. Tombstones wait: the same.
+        let least = i64::from(GARBAGE_CHUNKS_MIN);
+        assert!(limits.garbage_chunks_min(limits.capacity_chunks(), limits.pass) >= least, "{}", at());
+        assert!(limits.garbage_chunks_min(limits.tombstone_chunks(), limits.delete) >= least, "{}", at());
+        // Compaction reaches its end: garbage is left where it stops.
+        assert!(limits.garbage_chunks_min(limits.capacity_chunks(), limits.start) >= least, "{}", at());
+        // When all garbage is collected, a write can begin, alone, whatever its length: it takes from the capacity that it was granted.
+        let free_at_end = limits.garbage_chunks_min(limits.capacity_chunks(), 0);
+        assert!(free_at_end >= i64::from(limits.pass) + limits.chunks_taken_max(1, 1, 1) as i64, "{}", at());
+        let free_at_end = limits.garbage_chunks_min(limits.tombstone_chunks(), 0);
+        assert!(
+            free_at_end >= i64::from(limits.delete) + limits.chunks_taken_max(1, 1, 1) as i64,
+            "{}",
+            at()
+        );
+        // A floor of begun work is the entrance of the next purpose, or below it: no purpose starves the one behind it.
+        let purposes =
+            [ChunkPurpose::User, ChunkPurpose::Delete, ChunkPurpose::Compaction, ChunkPurpose::KeyCompaction];
+        for pair in purposes.windows(2) {
+            assert!(limits.reservation_floor(pair[0]) <= limits.pass_floor(pair[0]), "{}", at());
+            assert!(limits.reservation_floor(pair[0]) >= limits.reservation_floor(pair[1]), "{}", at());
+            assert!(limits.pass_floor(pair[0]) >= limits.pass_floor(pair[1]), "{}", at());
+        }
+        assert!(
+            limits.reservation_floor(ChunkPurpose::User) >= limits.pass_floor(ChunkPurpose::Delete),
+            "{}",
+            at()
+        );
+        assert!(
+            limits.reservation_floor(ChunkPurpose::Delete) >= limits.pass_floor(ChunkPurpose::Compaction),
+            "{}",
+            at()
+        );
+        // Key compaction works in two chunks that nothing else takes.
+        assert!(limits.reservation_floor(ChunkPurpose::Compaction) >= 2, "{}", at());
+    }
+
+    #[test]
+    fn writes_go_on_in_every_pool() {
+        // The numbers of stores that a format chooses, and the extremes.
+        for pool in (CHUNKS_MIN..20_000).chain((20_000..200_000).step_by(13)) {
+            let most = pool / STORE_CHUNKS_MIN;
+            let formatted = (0..6).map(|halvings| 32 >> halvings).find(|&stores| stores <= most);
+            for stores in [1, 2, most / 2, most, formatted.unwrap_or(1)] {
+                if stores > 0 && stores <= most {
+                    assert_progress(pool, stores);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn writes_go_on_with_any_number_of_stores_of_a_small_pool() {
+        for pool in CHUNKS_MIN..2_048 {
+            (1..=pool / STORE_CHUNKS_MIN).for_each(|stores| assert_progress(pool, stores));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn writes_go_on_in_pools_of_any_size(pool in CHUNKS_MIN..=1 << 26, stores in 1..=65_535u32) {
+            assert_progress(pool, stores.min(pool / STORE_CHUNKS_MIN));
+        }
+    }
+
+    #[test]
+    fn the_limits_of_known_pools() {
+        // A disk of 960 GB with 32 stores, and the smallest pool.
+        let large = SpaceLimits::new(114_000, 32);
+        assert_eq!((large.start, large.pass, large.delete), (1_781, 890, 445));
+        assert_eq!((large.value, large.key, large.reserve, large.tombstone_reserve), (4, 2, 7_125, 4_144));
+        let small = SpaceLimits::new(64, 4);
+        assert_eq!((small.start, small.pass, small.delete, small.value, small.key), (12, 8, 4, 4, 2));
+        assert_eq!((small.capacity_chunks(), small.tombstone_chunks()), (26, 34));
+    }
+
+    #[test]
+    fn writes_begin_while_each_of_their_logs_can_open_a_chunk() {
+        let limits = SpaceLimits::new(6_400, 4);
+        // Writes, units, what they may take of chunks of 100 units.
+        for (writes, units, taken) in
+            [(0, 0, 0), (1, 1, 3), (1, 100, 3), (1, 101, 4), (3, 300, 9), (4, 300, 11), (90, 900, 17)]
+        {
+            assert_eq!(limits.chunks_taken_max(writes, units, 100), taken, "{writes} of {units}");
+        }
+        assert!(limits.may_begin(ChunkPurpose::User, 53, 3) && !limits.may_begin(ChunkPurpose::User, 52, 3));
+        assert!(
+            limits.may_begin(ChunkPurpose::Delete, 28, 3) && !limits.may_begin(ChunkPurpose::Delete, 27, 3)
+        );
+    }
+
+    #[test]
+    fn pressure_rises_from_start_to_pass() {
+        let limits = SpaceLimits::new(6_400, 4);
+        assert_eq!((limits.start, limits.pass), (100, 50));
+        for (free, pressure, compactions) in
+            [(6_400, 0.0, 2), (100, 0.0, 2), (75, 0.5, 2), (74, 0.52, 4), (50, 1.0, 4), (0, 1.0, 4)]
+        {
+            assert_eq!(
+                (limits.pressure(free), limits.compactions_max(free)),
+                (pressure, compactions),
+                "{free} free"
+            );
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "5 stores on 64 chunks")]
+    fn more_stores_than_chunks_serve_are_a_bug() {
+        SpaceLimits::new(64, 5);
+    }
+}
