@@ -8,7 +8,7 @@ use super::segment_buckets::{
 };
 use super::segment_image::SegmentImage;
 use super::segment_ref::CHAIN_MAX;
-use super::test_entries::{OwnedEntry, any_entry};
+use super::test_entries::{OwnedSegmentEntry, any_entry};
 use octokv_base::Prng;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn check(bytes: &[u8], place: ImagePlace) -> CheckedImage {
 }
 
 /// The entries of an image that lie in none of these buckets.
-fn entries_outside(image: &SegmentImage, buckets: u64, unit_bytes: u32) -> Vec<OwnedEntry> {
+fn entries_outside(image: &SegmentImage, buckets: u64, unit_bytes: u32) -> Vec<OwnedSegmentEntry> {
     let bucket_of =
         |at: usize| (1..=CHAIN_MAX).position(|chain| at < image_capacity_bytes(chain, unit_bytes));
     let intact = image.iter().zip(image.starts()).filter(|(entry, start)| {
@@ -93,11 +93,11 @@ fn entries_outside(image: &SegmentImage, buckets: u64, unit_bytes: u32) -> Vec<O
         let mut touched = bucket_of(**start as usize).unwrap()..=bucket_of(last).unwrap();
         touched.all(|bucket| buckets >> bucket & 1 == 0)
     });
-    intact.map(|(entry, _)| OwnedEntry::of(&entry)).collect()
+    intact.map(|(entry, _)| OwnedSegmentEntry::of(&entry)).collect()
 }
 
-fn owned(image: &SegmentImage) -> Vec<OwnedEntry> {
-    image.iter().map(|entry| OwnedEntry::of(&entry)).collect()
+fn owned(image: &SegmentImage) -> Vec<OwnedSegmentEntry> {
+    image.iter().map(|entry| OwnedSegmentEntry::of(&entry)).collect()
 }
 
 proptest! {

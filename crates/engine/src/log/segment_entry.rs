@@ -316,7 +316,7 @@ fn take_extents(bytes: &mut &[u8]) -> Option<ValueExtents> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_entries::{OwnedEntry, any_entry};
+    use super::super::test_entries::{OwnedSegmentEntry, any_entry};
     use super::*;
     use proptest::prelude::*;
 
@@ -438,8 +438,9 @@ mod tests {
     fn an_expiry_beyond_the_last_is_never() {
         let mut entry = value(b"k", 0, ValuePlace::Nowhere);
         entry.meta.expires_at = EXPIRY_END;
-        let (found, _) =
-            SegmentEntry::decode(&encoded(&entry)).map(|(entry, at)| (OwnedEntry::of(&entry), at)).unwrap();
+        let (found, _) = SegmentEntry::decode(&encoded(&entry))
+            .map(|(entry, at)| (OwnedSegmentEntry::of(&entry), at))
+            .unwrap();
         assert_eq!(found.meta, RecordMeta::PLAIN);
     }
 }

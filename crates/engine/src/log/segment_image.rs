@@ -155,7 +155,7 @@ fn old_value(entry: SegmentEntry<'_>) -> Option<OldValue> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::test_entries::{OwnedEntry, any_entry_of};
+    use super::super::test_entries::{OwnedSegmentEntry, any_entry_of};
     use super::*;
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -163,7 +163,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Change {
-        Replace(OwnedEntry),
+        Replace(OwnedSegmentEntry),
         Remove(Vec<u8>),
     }
 
@@ -180,12 +180,12 @@ mod tests {
         vec(change, 0..60)
     }
 
-    fn owned(image: &SegmentImage) -> BTreeMap<Vec<u8>, OwnedEntry> {
-        image.iter().map(|entry| (entry.key.to_vec(), OwnedEntry::of(&entry))).collect()
+    fn owned(image: &SegmentImage) -> BTreeMap<Vec<u8>, OwnedSegmentEntry> {
+        image.iter().map(|entry| (entry.key.to_vec(), OwnedSegmentEntry::of(&entry))).collect()
     }
 
     /// Keys, bytes of entries and bytes of records of a model.
-    fn totals(model: &BTreeMap<Vec<u8>, OwnedEntry>) -> (i64, i64, i64) {
+    fn totals(model: &BTreeMap<Vec<u8>, OwnedSegmentEntry>) -> (i64, i64, i64) {
         let mut totals = (0, 0, 0);
         for entry in model.values() {
             totals.0 += i64::from(!entry.contents.is_tombstone());
@@ -195,7 +195,7 @@ mod tests {
         totals
     }
 
-    fn record_bytes(entry: &OwnedEntry) -> i64 {
+    fn record_bytes(entry: &OwnedSegmentEntry) -> i64 {
         match entry.contents {
             EntryContents::Value { bytes, .. } => {
                 value_record_bytes(entry.key.len(), bytes, &entry.meta).into()
@@ -242,7 +242,7 @@ mod tests {
                 check_structure(&image);
             }
             for key in model.keys() {
-                prop_assert_eq!(image.find(key).map(|entry| OwnedEntry::of(&entry)), model.get(key).cloned());
+                prop_assert_eq!(image.find(key).map(|entry| OwnedSegmentEntry::of(&entry)), model.get(key).cloned());
             }
             prop_assert_eq!(image.find(b"no such key"), None);
         }

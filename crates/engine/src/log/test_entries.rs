@@ -12,15 +12,15 @@ use proptest::prelude::*;
 
 /// An entry that owns its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct OwnedEntry {
+pub(super) struct OwnedSegmentEntry {
     pub key: Vec<u8>,
     pub meta: RecordMeta,
     pub contents: EntryContents,
 }
 
-impl OwnedEntry {
-    pub(super) fn of(entry: &SegmentEntry<'_>) -> OwnedEntry {
-        OwnedEntry { key: entry.key.to_vec(), meta: entry.meta, contents: entry.contents.clone() }
+impl OwnedSegmentEntry {
+    pub(super) fn of(entry: &SegmentEntry<'_>) -> OwnedSegmentEntry {
+        OwnedSegmentEntry { key: entry.key.to_vec(), meta: entry.meta, contents: entry.contents.clone() }
     }
 
     pub(super) fn as_entry(&self) -> SegmentEntry<'_> {
@@ -58,7 +58,7 @@ fn any_contents() -> impl Strategy<Value = EntryContents> {
 }
 
 /// Any entry of a key, with the flags that decoding gives it.
-pub(super) fn any_entry_of(key: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = OwnedEntry> {
+pub(super) fn any_entry_of(key: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = OwnedSegmentEntry> {
     let version = prop_oneof![Just(0), 1..=u64::MAX].prop_map(Version::from_bits);
     let expiry = prop_oneof![Just(UnixTime::NEVER), (0..EXPIRY_END.0).prop_map(UnixTime)];
     (key, version, expiry, any_contents()).prop_map(|(key, version, expires_at, contents)| {
@@ -73,11 +73,11 @@ pub(super) fn any_entry_of(key: impl Strategy<Value = Vec<u8>>) -> impl Strategy
                 RecordMeta { version, expires_at, flags }
             }
         };
-        OwnedEntry { key, meta, contents }
+        OwnedSegmentEntry { key, meta, contents }
     })
 }
 
 /// Any entry of any key.
-pub(super) fn any_entry() -> impl Strategy<Value = OwnedEntry> {
+pub(super) fn any_entry() -> impl Strategy<Value = OwnedSegmentEntry> {
     any_entry_of(any_key())
 }
