@@ -197,6 +197,18 @@ impl Model {
         }
     }
 
+    /// Polls what was woken, and ends batches, as long as something can go on.
+    fn drain(&mut self) {
+        for _ in 0..4 * (self.unclaimed.len() + self.waiters.len() + 3) {
+            for index in (0..self.waiters.len()).rev() {
+                self.poll(index, 1);
+            }
+            self.step(Step::Written);
+            self.step(Step::Flushed { first: false, is_durable: true });
+            self.step(Step::Flushed { first: true, is_durable: true });
+        }
+    }
+
     fn step(&mut self, step: Step) {
         match step {
             Step::Open { is_awaited } => {
@@ -252,17 +264,12 @@ proptest! {
     fn every_waiter_has_its_turn_whatever_is_dropped(steps in steps()) {
         let mut model = Model::new();
         steps.into_iter().for_each(|step| model.step(step));
-        // What has no waiter left is led by one that waits for all.
-        model.step(Step::AwaitAll);
-        for _ in 0..4 * (model.unclaimed.len() + model.waiters.len() + 3) {
-            for index in (0..model.waiters.len()).rev() {
-                model.poll(index, 1);
-            }
-            model.step(Step::Written);
-            model.step(Step::Flushed { first: false, is_durable: true });
-            model.step(Step::Flushed { first: true, is_durable: true });
-        }
+        model.drain();
         prop_assert!(model.waiters.is_empty(), "{} wait for ever", model.waiters.len());
+        // Changes without a waiter are led by one that waits for all.
+        model.step(Step::AwaitAll);
+        model.drain();
+        prop_assert!(model.waiters.is_empty());
         if !model.has_failed {
             prop_assert!(model.unclaimed.is_empty() && model.batches.is_idle());
             // Each change was published once.
@@ -351,6 +358,21 @@ fn after_a_failure_nothing_is_led_or_published_and_what_is_published_stays_so() 
     assert!(!batches.try_lead() && !batches.can_publish(2));
     let late = batches.open();
     assert_eq!(turn(&mut batches, BatchWait::AllBefore(late)), Poll::Ready(BatchTurn::ReadOnly));
+}
+
+#[test]
+fn a_waiter_that_is_dropped_after_it_was_woken_to_lead_passes_the_lead_on() {
+    let mut batches = BatchState::new(0);
+    let [first, second] = [(); 2].map(|()| Waiter::new(BatchWait::Change(batches.open())));
+    let mut waiters = [first, second];
+    assert!(batches.try_lead());
+    waiters.iter_mut().for_each(|waiter| assert!(waiter.poll(&mut batches).is_pending()));
+    batches.step_down().wake();
+    let [first, mut second] = waiters;
+    let is_woken = |waiter: &Waiter| waiter.woken.0.load(Ordering::Relaxed);
+    assert_eq!((is_woken(&first), is_woken(&second)), (true, false));
+    batches.forget(first.id.unwrap()).wake();
+    assert_eq!(second.poll(&mut batches), Poll::Ready(BatchTurn::Lead));
 }
 
 #[test]
