@@ -13,9 +13,7 @@ use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     block_on(future, || ())
@@ -231,52 +229,6 @@ fn a_full_volume_is_read_and_emptied_and_its_space_comes_back() {
             assert!(again * 5 > next * 4, "{kind}: {again} keys, {next} before");
         }
     }
-}
-
-/// More tables than one look of a search has, of values in segments.
-fn with_many_tables(settings: &mut TreeSettings) {
-    make_smaller(settings);
-    settings.table_bytes = 2 << 10;
-    settings.reserve_bytes = 2 << 20;
-    settings.compaction.level1_bytes = 8 << 10;
-}
-
-#[test]
-fn a_put_is_refused_although_many_tables_refer_to_segments_that_are_little_dead() {
-    const STEPS_MAX: u64 = 100_000;
-    let mut filled = Filled::new(LsmFixture::default(), 24 << 20, with_many_tables);
-    let mut random = Prng::new(5);
-    let next = fill(&mut filled, |_| 600, &mut random, 0);
-    let version = filled.engine().volume().version();
-    let tables: usize = (1..LEVELS).map(|level| version.level_tables(level)).sum();
-    assert!(tables > 100, "{tables} tables: {}", filled.shape());
-    drop(version);
-    // Each segment has a few dead values, so that there is garbage and nothing worth to collect.
-    for index in (0..next).step_by(25) {
-        filled.delete(index);
-    }
-    let mut refused = 0;
-    for index in next..next + next / 10 {
-        let key = numbered(index);
-        let record = record_of(filled.engine().record_layout(), &key, &value_with(&key, 1, 600));
-        let mut put = pin!(filled.engine().put(&key, PutMode::Upsert, record, 600));
-        let mut context = Context::from_waker(Waker::noop());
-        // The memory completes at once: all waits are yields.
-        let outcome = (0..STEPS_MAX).find_map(|_| match put.as_mut().poll(&mut context) {
-            Poll::Ready(outcome) => Some(outcome),
-            Poll::Pending => None,
-        });
-        match outcome {
-            Some(Ok(PutOutcome::Stored)) => {}
-            Some(Ok(PutOutcome::Full)) => refused += 1,
-            Some(other) => panic!("{other:?}"),
-            None => panic!("the search for space does not end: {}", filled.shape()),
-        }
-        if refused > 20 {
-            break;
-        }
-    }
-    assert!(refused > 20, "{}", filled.shape());
 }
 
 fn reserve_bytes(filled: &Filled) -> u64 {

@@ -27,9 +27,6 @@ pub struct CompactionSettings {
     pub input_bytes_max: u64,
     /// A compaction that moves values of more than one segment moves at most these bytes.
     pub moved_bytes_max: u64,
-    /// Of the segments that are mostly dead, those with the least share that lives are collected first, until they have so many bytes that live and as many that do not: all tables that
-    /// refer to a segment have to be written before its space is free.
-    pub collected_bytes_max: u64,
     /// The most compactions at the same time.
     pub parallel_max: usize,
     /// A table with so many tombstones in a thousand entries is compacted soon.
@@ -56,7 +53,6 @@ impl Default for CompactionSettings {
             multiplier: 10,
             input_bytes_max: 256 << 20,
             moved_bytes_max: 256 << 20,
-            collected_bytes_max: u64::MAX,
             parallel_max: 2,
             tombstone_permille: 500,
             segment_live_permille: 500,
@@ -374,37 +370,20 @@ pub fn is_to_be_ordered(input: &CompactionInput<'_>, segment: u32) -> bool {
     segment <= input.settings.ordered_segments && is_in_order_of_puts
 }
 
-/// The segments that are to be collected, or whose values are to be ordered, with the bytes that live.
+/// The segments that are mostly dead, or whose values are to be ordered, with the bytes that live.
 pub fn victims(input: &CompactionInput<'_>) -> FxHashMap<u32, u64> {
     let permille = u128::from(input.settings.segment_live_permille);
-    let mut victims: FxHashMap<u32, u64> = FxHashMap::default();
-    // With the live bytes of a million.
-    let mut mostly_dead: Vec<(u128, u32, u64, u64)> = Vec::new();
-    for segment in input.version.segments().iter().map(|segment| segment.meta.id()) {
-        if input.unmovable.contains(&segment) {
-            continue;
+    let ids = input.version.segments().iter().map(|segment| segment.meta.id());
+    let victim = |id| {
+        if input.unmovable.contains(&id) {
+            return None;
         }
-        let Some((record_bytes, live_bytes)) = collectable(input, segment).filter(|it| it.1 > 0) else {
-            continue;
-        };
-        if is_to_be_ordered(input, segment) {
-            victims.insert(segment, live_bytes);
-        } else if u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille {
-            let live_ppm = u128::from(live_bytes) * 1_000_000 / u128::from(record_bytes.max(1));
-            mostly_dead.push((live_ppm, segment, live_bytes, record_bytes.saturating_sub(live_bytes)));
-        }
-    }
-    mostly_dead.sort_unstable();
-    let (mut all_live_bytes, mut all_dead_bytes) = (0u64, 0u64);
-    for (_, segment, live_bytes, dead_bytes) in mostly_dead {
-        if all_live_bytes.min(all_dead_bytes) >= input.settings.collected_bytes_max {
-            break;
-        }
-        all_live_bytes = all_live_bytes.saturating_add(live_bytes);
-        all_dead_bytes = all_dead_bytes.saturating_add(dead_bytes);
-        victims.insert(segment, live_bytes);
-    }
-    victims
+        let (record_bytes, live_bytes) = collectable(input, id)?;
+        let is_victim = u128::from(live_bytes) * 1000 <= u128::from(record_bytes) * permille
+            || is_to_be_ordered(input, id);
+        (is_victim && live_bytes > 0).then_some((id, live_bytes))
+    };
+    ids.filter_map(victim).collect()
 }
 
 /// The segments of [`victims`] to which these tables refer, those with the fewest live bytes first, as far as a compaction may move their values. At

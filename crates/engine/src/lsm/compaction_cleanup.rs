@@ -3,9 +3,7 @@
 //! A search looks at a bounded number of tables and goes on behind them by the next call. It ends when it has looked at all tables since the last one that it
 //! found; the next call begins anew.
 
-use super::compaction::{
-    CompactionInput, CompactionReason, TreeCompaction, collectable, stored_bytes, victims,
-};
+use super::compaction::{CompactionInput, CompactionReason, TreeCompaction, collectable, victims};
 use super::table_meta::TableMeta;
 use super::version_edit::LEVELS;
 use std::sync::Arc;
@@ -128,20 +126,19 @@ fn of_tombstones(input: &CompactionInput<'_>, level: usize, rank: usize) -> Opti
     (input.admits(&compaction) && compaction.has_space(input.settings)).then_some(compaction)
 }
 
-/// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs. `is_wanted` is asked for each in turn, from the first on, which is taken in any case.
+/// The table of a rank and those behind it that are wanted, too, up to the bound and to what runs.
 fn run_from(
     input: &CompactionInput<'_>,
     level: usize,
     rank: usize,
-    mut is_wanted: impl FnMut(&TableMeta) -> bool,
+    is_wanted: impl Fn(&TableMeta) -> bool,
 ) -> Vec<Arc<TableMeta>> {
     let mut bytes = 0;
     let mut run: Vec<Arc<TableMeta>> = Vec::new();
     for table in input.version.level(level).range(rank..usize::MAX) {
         bytes += table.bytes();
         let bytes_max = input.settings.input_bytes_max.min(input.settings.output_bytes_max);
-        let is_wanted = is_wanted(table);
-        if !run.is_empty() && (bytes > bytes_max || !is_wanted || input.is_busy(table)) {
+        if !run.is_empty() && (bytes > bytes_max || !is_wanted(table) || input.is_busy(table)) {
             break;
         }
         run.push(table.clone());
@@ -204,15 +201,7 @@ impl GarbageSearch {
                 }
             }
             if let Some((_, rank)) = best {
-                // A table whose values do not move would be written for nothing.
-                let mut moved_bytes = 0u64;
-                let inputs = run_from(input, level, rank, |table| {
-                    let of_victims = table.segment_bytes().filter(|it| victims.contains_key(&it.0));
-                    let bytes =
-                        of_victims.map(|it| stored_bytes(input, it.0, it.1)).fold(0, u64::saturating_add);
-                    moved_bytes = moved_bytes.saturating_add(bytes);
-                    bytes > 0 && moved_bytes <= input.settings.moved_bytes_max
-                });
+                let inputs = run_from(input, level, rank, |table| victim_bytes(table) > 0);
                 let compaction =
                     TreeCompaction::new(input, CompactionReason::Garbage, (level, level), inputs);
                 if moves_values(input, &compaction) && input.admits(&compaction) {

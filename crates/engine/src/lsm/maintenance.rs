@@ -10,7 +10,7 @@ use super::core::LsmCore;
 use super::postponed_reads::{PAUSE_MIN, next_pause};
 use super::table_meta::SegmentMeta;
 use super::value_segments::RecordSpace;
-use super::version_edit::{LEVELS, VersionEdit};
+use super::version_edit::VersionEdit;
 use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
@@ -53,8 +53,6 @@ const SCARCE_GARBAGE_PERMILLE: u16 = 20;
 const SPARE_DIVISOR: u64 = 32;
 /// While space is scarce, a compaction moves at most one of so many parts of the reserve.
 const STEPS_OF_RESERVE: u64 = 8;
-/// Then the segments that are collected at a time have so many times the bytes of all tables.
-const VALUES_OF_TABLES: u64 = 8;
 /// Space is short when puts can use less than this fraction of the reserve: one half.
 const SHORT_DIVISOR: u64 = 2;
 
@@ -163,43 +161,21 @@ impl LsmVolume {
             let step_bytes =
                 (self.settings.reserve_bytes / STEPS_OF_RESERVE).max(2 * self.settings.segment_bytes);
             settings.moved_bytes_max = settings.moved_bytes_max.min(step_bytes);
-            // The tables are written once for all that is collected: that is to be little beside the values.
-            let version = self.versions.current();
-            let table_bytes: u64 = (0..LEVELS).map(|level| version.level_bytes(level)).sum();
-            settings.collected_bytes_max = step_bytes.max(VALUES_OF_TABLES * table_bytes);
         }
         settings.moved_bytes_max = settings.moved_bytes_max.min(settings.input_bytes_max);
-        let choose = |settings: &CompactionSettings| {
-            self.versions.with_usage(|version, usage| {
-                let input = CompactionInput {
-                    version,
-                    usage,
-                    running: &running,
-                    oldest_snapshot: self.oldest_snapshot(),
-                    forget_below: self.forget_below(),
-                    settings,
-                    unmovable: &unmovable,
-                    postponed: &postponed,
-                };
-                choose_compaction(&input, &mut self.compaction.choice.lock())
-            })
-        };
-        let collects_some = settings.collected_bytes_max < u64::MAX;
-        let collects_any = &self.compaction.collects_any;
-        if collects_any.load(Ordering::Relaxed) {
-            settings.collected_bytes_max = u64::MAX;
-        }
-        let choice = match choose(&settings) {
-            // None of those that come first can be collected: the next search is for all, up to its end.
-            CompactionChoice::Nothing if collects_some && !collects_any.swap(true, Ordering::Relaxed) => {
-                CompactionChoice::LookAgain
-            }
-            CompactionChoice::LookAgain => CompactionChoice::LookAgain,
-            choice => {
-                collects_any.store(false, Ordering::Relaxed);
-                choice
-            }
-        };
+        let choice = self.versions.with_usage(|version, usage| {
+            let input = CompactionInput {
+                version,
+                usage,
+                running: &running,
+                oldest_snapshot: self.oldest_snapshot(),
+                forget_below: self.forget_below(),
+                settings: &settings,
+                unmovable: &unmovable,
+                postponed: &postponed,
+            };
+            choose_compaction(&input, &mut self.compaction.choice.lock())
+        });
         if let CompactionChoice::Compact(compaction) = &choice {
             running.push(Arc::new(compaction.clone()));
         }

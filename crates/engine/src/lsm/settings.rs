@@ -20,9 +20,6 @@ pub struct TreeSettings {
     pub memtables_max: usize,
     /// The most bytes of a table, with all that it consists of, but for one with many entries of one key.
     pub table_bytes: u64,
-    /// The most bytes of values in segments to which a table refers, but for one with many entries of one key. A compaction that moves values writes all keys of its tables again:
-    /// these are then few beside the values.
-    pub table_value_bytes: u64,
     /// The length of a value segment in bytes. A longer record has one of its own.
     pub segment_bytes: u64,
     /// Space that only flushes and compactions take, in bytes, so that a full volume can be emptied.
@@ -54,11 +51,6 @@ pub fn run_bytes_least(key_bytes: usize) -> u64 {
     (8 << 10).max(32 * key_bytes as u64)
 }
 
-/// A table refers to at most so many times its own bytes of values, or to this part of all space if that is more: a volume has some hundred tables more for that, whose lists of segments
-/// stay short beside an image and an edit.
-const TABLE_VALUES: u64 = 16;
-const TABLE_VALUES_OF_SPACE: u64 = 256;
-
 impl TreeSettings {
     /// When a memtable is full. Of values that lie apart it has a part of the reserve at most: puts that replace others then wait for no flush.
     pub fn memtable_bounds(&self) -> MemtableBounds {
@@ -79,7 +71,6 @@ impl TreeSettings {
             memtable_bytes: memtable_bytes as usize,
             memtables_max: 4,
             table_bytes,
-            table_value_bytes: (TABLE_VALUES * table_bytes).max(data_bytes / TABLE_VALUES_OF_SPACE),
             segment_bytes,
             reserve_bytes: data_bytes / 16 + 4 * memtable_bytes,
             cache_bytes: if cache_bytes > 0 {

@@ -8,7 +8,7 @@
 
 use super::compaction::TreeCompaction;
 use super::core::LsmCore;
-use super::entry::{EntryValue, TreeEntry};
+use super::entry::TreeEntry;
 use super::settings::run_bytes_least;
 use super::table::info::TableInfo;
 use super::table::writer::{TableWriteError, TableWriter, TableWriterConfig};
@@ -25,17 +25,6 @@ struct OpenTable {
     run: Extent,
     /// A shorter rest of the run stays with it.
     least_units: u64,
-    /// Of values in segments, in bytes.
-    value_bytes: u64,
-}
-
-/// The bytes of the values of these entries that lie in segments.
-fn value_bytes(entries: &[TreeEntry<'_>]) -> u64 {
-    let in_segment = |entry: &TreeEntry<'_>| match entry.value {
-        EntryValue::InSegment(address) => u64::from(address.value_bytes),
-        EntryValue::Inline(_) | EntryValue::Tombstone => 0,
-    };
-    entries.iter().map(in_segment).fold(0, u64::saturating_add)
 }
 
 /// Writes tables.
@@ -78,7 +67,7 @@ pub(super) fn fields_of(info: &TableInfo) -> TableFields {
 }
 
 impl<'a> TableOutput<'a> {
-    /// Tables of at most `run_bytes`, with all that they consist of, and of a bounded length of values; of a flush or of a compaction.
+    /// Tables of at most `run_bytes`, with all that they consist of; of a flush or of a compaction.
     pub(super) fn new(core: &'a LsmCore, run_bytes: u64, is_flush: bool) -> TableOutput<'a> {
         TableOutput { core, run_bytes, is_flush, open: None, finished: Vec::new(), data_bytes: 0 }
     }
@@ -88,26 +77,18 @@ impl<'a> TableOutput<'a> {
     /// # Errors
     /// The device's, no memory, and [`DeviceError::NoSpace`]. The output can then only be given up.
     pub(super) async fn push_key(&mut self, entries: &[TreeEntry<'_>]) -> Result<(), EngineError> {
-        let value_bytes = value_bytes(entries);
-        // Readers look at each table of level 0, which are soon merged.
-        let value_bytes_max = match self.is_flush {
-            true => u64::MAX,
-            false => self.core.volume.settings.table_value_bytes,
-        };
         if let Some(open) = &self.open
             && open.writer.entries() > 0
-            && (!open.writer.has_room_for(entries)
-                || open.value_bytes.saturating_add(value_bytes) > value_bytes_max)
+            && !open.writer.has_room_for(entries)
         {
             self.finish_table().await?;
         }
         if self.open.is_none() {
             self.open = Some(self.begin(entries)?);
         }
-        let open = self.open.as_mut().expect("opened above");
-        open.value_bytes = open.value_bytes.saturating_add(value_bytes);
+        let writer = &mut self.open.as_mut().expect("opened above").writer;
         for entry in entries {
-            match open.writer.add(entry).await {
+            match writer.add(entry).await {
                 Ok(()) => {}
                 Err(TableWriteError::RunFull) => return Err(DeviceError::NoSpace.into()),
                 Err(TableWriteError::Engine(error)) => return Err(error),
@@ -133,7 +114,7 @@ impl<'a> TableOutput<'a> {
         let config =
             TableWriterConfig { compresses: volume.settings.compresses, ..TableWriterConfig::default() };
         let writer = TableWriter::new(self.core.io.clone(), volume.next_table_id(), run, config);
-        Ok(OpenTable { writer, run, least_units, value_bytes: 0 })
+        Ok(OpenTable { writer, run, least_units })
     }
 
     /// Ends the table that is being written, if there is one: the next key begins another.

@@ -57,8 +57,6 @@ pub(super) struct CompactionState {
     /// How many compactions in turn found no free run that was long enough, up to [`SPACE_FAILURES_MAX`].
     space_failures: AtomicU32,
     pub choice: Mutex<ChoiceState>,
-    /// Whether the search for values to collect is for all segments, since those that come first have none that can be.
-    pub collects_any: AtomicBool,
     /// Segments of which a compaction found a value damaged.
     pub unmovable: Mutex<FxHashSet<u32>>,
     /// What the device failed to read.
