@@ -12,7 +12,7 @@
 //! waits for the next; all that come meanwhile share it. The first of them leads.
 //!
 //! Invariants: at most one flush runs, unless its leader was dropped; a call succeeds only after a flush that began after the call and
-//! succeeded. A failure is final: what was not durable then may be lost although a later flush would succeed, so the failed flush, all
+//! succeeded. A failure is final: writes that were not durable then may be lost although a later flush would succeed, so the failed flush, all
 //! that wait and all later calls fail. A dropped waiter gives up its place and passes the lead on. When a leader is dropped, the end of
 //! its flush counts if the device has reported it by then. Otherwise the end is unknown: the flush counts for no call, and the next
 //! waiter leads another one.

@@ -1,4 +1,4 @@
-//! The batches of a store: segment images that leave as one append. Who leads the next, what is published, what is durable. No I/O.
+//! The batches of a store: segment images that leave as one append. The leader of the next, the published batches, and those that are durable. No I/O.
 //!
 //! ```text
 //!   change ─ticket─▶ unclaimed ─claim, by a leader─▶ Writing ─written─▶ Flushing ─flushed, predecessor published─▶ Published
@@ -122,7 +122,7 @@ impl BatchState {
         ticket
     }
 
-    /// The ticket of the next change: what is behind all changes so far.
+    /// The ticket of the next change, behind all changes so far.
     pub fn next_ticket(&self) -> ChangeTicket {
         ChangeTicket(self.next_ticket)
     }

@@ -197,7 +197,7 @@ impl Model {
         }
     }
 
-    /// Polls what was woken, and ends batches, as long as something can go on.
+    /// Polls the tasks that were woken and ends batches, until no task can make progress.
     fn drain(&mut self) {
         for _ in 0..4 * (self.unclaimed.len() + self.waiters.len() + 3) {
             for index in (0..self.waiters.len()).rev() {

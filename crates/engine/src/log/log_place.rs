@@ -6,7 +6,7 @@
 //!
 //!   seed = low 32 bits of mix(mix(volume ^ mix(partition · 4 + kind)) + index · 2^32 + place in the chunk)      mix: SplitMix64's
 //! ```
-//! Invariant: what was written for an earlier use of a chunk, for another store, at another place of the chunk or for another volume has
+//! Invariant: a block that was written for an earlier use of a chunk, for another store, at another place of the chunk or for another volume has
 //! another seed, so its checksum fails.
 //! Tested below.
 
