@@ -3,6 +3,7 @@
 //! # Layout
 //! - [`abandoned`]: operations whose callers dropped them.
 //! - [`allocator`]: the free space of a record area, by units.
+//! - `background_task`, `work_slice`: tasks that repeat work beside the requests of their core. `write_throttle`: puts that wait for it.
 //! - [`epoch`]: when space that a reader may still use is free.
 //! - [`flush_queue`]: a flush that callers on all cores share. [`waker_batch`]: wakers to wake once no lock is held.
 //! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush. [`batch_parts`]: what
@@ -17,6 +18,7 @@
 
 pub mod abandoned;
 pub mod allocator;
+pub(crate) mod background_task;
 pub mod batch_parts;
 pub mod commit_queue;
 pub mod epoch;
@@ -36,7 +38,9 @@ pub mod unit_reader;
 pub(crate) mod volume_format;
 pub mod volume_layout;
 pub mod waker_batch;
+pub(crate) mod work_slice;
 pub(crate) mod write_rules;
+pub(crate) mod write_throttle;
 
 #[cfg(test)]
 mod flush_queue_tests;

@@ -13,9 +13,9 @@ use super::retention::RetentionRule;
 use super::table_meta::TableMeta;
 use super::table_output::TableOutput;
 use super::version_edit::VersionEdit;
-use super::work_slice::WorkSlice;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::work_slice::WorkSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -13,16 +13,14 @@ use super::value_segments::RecordSpace;
 use super::version_edit::VersionEdit;
 use super::volume::LsmVolume;
 use crate::EngineError;
+use crate::common::background_task::{ErrorReports, wait_at_most};
 use crate::common::group_commit::{checkpoint_if, flush_deferred, write_durability_marker};
 use octokv_base::Nanos;
 use octokv_device::DeviceError;
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::cell::Cell;
-use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
 
 /// The lock of compactions, among the volume's work locks.
 pub(super) const COMPACTION_LOCK: u64 = 1;
@@ -92,29 +90,6 @@ pub(super) enum CompactionStep {
     Nothing,
     /// A compaction failed because the device failed to read a table or a value. The next choice skips that table or segment.
     Postponed(EngineError),
-}
-
-/// Errors of a task that repeats its work: one that stays is reported once.
-struct ErrorReports<F> {
-    report: F,
-    last: Option<EngineError>,
-}
-
-impl<F: Fn(EngineError)> ErrorReports<F> {
-    fn new(report: F) -> ErrorReports<F> {
-        ErrorReports { report, last: None }
-    }
-
-    fn failed(&mut self, error: EngineError) {
-        if self.last.replace(error) != Some(error) {
-            (self.report)(error);
-        }
-    }
-
-    /// The work succeeds again: the next error is a new one.
-    fn succeeded(&mut self) {
-        self.last = None;
-    }
 }
 
 impl LsmVolume {
@@ -553,15 +528,4 @@ impl LsmCore {
 /// Whether an error says that no free run was long enough.
 pub(super) fn is_no_space(error: &EngineError) -> bool {
     matches!(error, EngineError::Device { error: DeviceError::NoSpace, .. })
-}
-
-/// Waits until `is_true`, which is asked when the task is polled, or until a time, unless that is [`Nanos::NEVER`].
-async fn wait_at_most(handle: &ReactorHandle, until: Nanos, is_true: impl Fn() -> bool) {
-    let mut sleep = pin!(handle.sleep_until(until));
-    poll_fn(|context| match is_true() {
-        true => Poll::Ready(()),
-        false if until == Nanos::NEVER => Poll::Pending,
-        false => sleep.as_mut().poll(context),
-    })
-    .await;
 }

@@ -91,8 +91,6 @@ pub mod version_image;
 pub mod version_set;
 mod volume;
 mod volume_statistics;
-mod work_slice;
-mod write_throttle;
 mod writes;
 
 pub use handle::LsmEngine;

@@ -6,7 +6,7 @@
 //!              what compaction frees, less the less there is
 //!   compaction from the speed that ends the work in a given time, up to that of the device at a pressure of one half
 //! ```
-//! The limit of writers falls without steps, and is never 0. `write_throttle.rs` keeps them to it.
+//! The limit of writers falls without steps, and is never 0. `common/write_throttle.rs` keeps them to it.
 //!
 //! Invariants: with more pressure, no writer is faster and no compaction slower. Tested below, also in a closed loop.
 
