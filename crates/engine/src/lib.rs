@@ -10,7 +10,7 @@
 //! - [`common`]: what engines are made of: superblocks, records, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
-//! - [`log`]: parts of the log engine.
+//! - [`log`]: the log engine (LEED), which no kind names yet.
 //! - [`lsm`]: parts of the ordered engine.
 //! - [`cached`]: a cache of values in front of any volume.
 //! - [`memory`]: the contract's model: an engine without a device.

@@ -179,6 +179,27 @@ pub enum IndexMismatch {
         /// How many units the entry names.
         units: u64,
     },
+    /// The images of the stores in a checkpoint are not consistent.
+    #[error("the images of the stores there have valid checksums and are not consistent")]
+    StoreImages,
+    /// An image in a key log contradicts those before it, or the checkpoint.
+    #[error("image {sequence} of a key log, there, has valid checksums and contradicts what is before it")]
+    LogImage {
+        /// Its number in the key log.
+        sequence: u64,
+    },
+    /// Two logs claim the same chunk.
+    #[error("two logs claim chunk {chunk}, which begins there")]
+    ChunkClaimedTwice {
+        /// The chunk.
+        chunk: u32,
+    },
+    /// The image of a segment lies outside of its store's key log.
+    #[error("the image of segment {segment} lies there, outside of its key log")]
+    SegmentOutsideLog {
+        /// The segment.
+        segment: u32,
+    },
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub enum ProblemKind {
     Value,
     /// A block of a table fails its checksum, or the medium has lost it: the entries in it are lost.
     TableBlock,
+    /// A bucket of a segment image fails its checksum: the entries in it are lost.
+    Bucket,
     /// The device failed to read it.
     Unreadable,
 }
@@ -39,6 +41,7 @@ impl fmt::Display for ProblemKind {
             ProblemKind::WrongRecord => "holds another record",
             ProblemKind::Value => "value damaged",
             ProblemKind::TableBlock => "block of a table damaged",
+            ProblemKind::Bucket => "bucket of a segment damaged",
             ProblemKind::Unreadable => "unreadable: the device failed",
         })
     }

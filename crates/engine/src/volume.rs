@@ -54,6 +54,12 @@ pub struct FormatConfig {
     /// Values of fewer bytes lie in the tree of the ordered engine, the others in value segments; at most 16 KiB. The hash engine
     /// ignores it.
     pub inline_bytes_max: u32,
+    /// The stores of a volume of the log engine, at least 1: each has the keys of one range of the ring. Halved on a device with fewer
+    /// than 16 chunks for each. Other engines ignore it.
+    pub partitions: u16,
+    /// The bytes of a chunk of the log engine, a power of two up to 16 MiB; fewer than 16 units are raised to 16. `None` selects it by
+    /// the device's size and the longest value. Other engines ignore it.
+    pub chunk_bytes: Option<u32>,
     /// The identifier of the namespace that the volume holds.
     pub namespace: u32,
     /// The seed of the volume's random numbers: its id and its hash seed.
@@ -70,6 +76,8 @@ impl Default for FormatConfig {
             bitmap_partitions_log2: 4,
             value_bytes_max: 2 << 20,
             inline_bytes_max: 4 << 10,
+            partitions: 32,
+            chunk_bytes: None,
             namespace: 1,
             seed: 0,
         }

@@ -142,6 +142,7 @@ impl KvNodeUnderTest {
                 .map_or(default.inline_bytes_max, |tree| tree.inline_bytes_max),
             namespace: 1,
             seed: 7,
+            ..default
         }
     }
 

@@ -9,6 +9,7 @@
 //! - [`journal`], [`commit_queue`], [`group_commit`]: durable changes, many of them in one write and one flush. [`batch_parts`]: what
 //!   they collect.
 //!   [`journal_reader`]: their replay.
+//! - `media_errors`: errors of reads whose blocks are lost.
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
 //! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked.
 //! - [`prepare`]: which never-written space is written with zeros, ahead of its use.
@@ -30,6 +31,7 @@ pub mod joined_value;
 pub mod journal;
 pub mod journal_reader;
 pub mod key_locks;
+pub(crate) mod media_errors;
 pub mod prepare;
 pub mod record;
 pub mod superblock;

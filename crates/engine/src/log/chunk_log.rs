@@ -117,17 +117,31 @@ impl ChunkLog {
     /// Seals the tail and opens the next chunk, whose place is the new tail. `None`, and nothing has changed, if the pool has no chunk for
     /// this purpose to reserve behind it.
     pub fn hop(&mut self, pool: &ChunkPool, purpose: ChunkPurpose) -> Option<LogPlace> {
-        // The last index stays unused, so that one behind the tail has 32 bits.
-        let index = self.tail_index().0.checked_add(1).filter(|&index| index < u32::MAX)?;
+        if !self.has_indices(1) {
+            return None;
+        }
         let next = pool.reserve(purpose)?;
+        Some(self.hop_reserved(next, pool))
+    }
+
+    /// Whether the log has indices for so many more chunks.
+    pub fn has_indices(&self, chunks: u32) -> bool {
+        // The last index stays unused, so that one behind the tail has 32 bits.
+        self.tail_index().0.checked_add(chunks).is_some_and(|index| index < u32::MAX)
+    }
+
+    /// Like [`ChunkLog::hop`], with a chunk that the caller has reserved to follow the new tail.
+    ///
+    /// # Panics
+    /// If no index is left ([`ChunkLog::has_indices`]).
+    pub fn hop_reserved(&mut self, next: ChunkNumber, pool: &ChunkPool) -> LogPlace {
+        assert!(self.has_indices(1), "no index behind {:?}", self.tail_index());
+        let index = ChunkIndex(self.tail_index().0 + 1);
         pool.seal(self.tail().chunk);
-        pool.open(
-            self.next,
-            ChunkOwner { partition: self.partition, kind: self.kind, index: ChunkIndex(index) },
-        );
+        pool.open(self.next, ChunkOwner { partition: self.partition, kind: self.kind, index });
         self.chunks.push_back(self.next);
         (self.next, self.tail_unit) = (next, 0);
-        Some(self.tail())
+        self.tail()
     }
 
     /// Gives up the chunks before an index and gives them, retired: the caller releases them once that head is durable. Pinned ones are not

@@ -11,7 +11,7 @@ const CHUNK_UNITS: u32 = 16;
 const CHUNKS: u32 = 64;
 
 fn pool() -> ChunkPool {
-    ChunkPool::new(100, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2))
+    ChunkPool::new(100, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2, 1))
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -13,7 +13,7 @@ const CHUNK_UNITS: u32 = 128;
 const FIRST_UNIT: u64 = 1_000;
 
 fn pool() -> ChunkPool {
-    ChunkPool::new(FIRST_UNIT, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2))
+    ChunkPool::new(FIRST_UNIT, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2, 1))
 }
 
 fn owner(partition: u32, index: u32) -> ChunkOwner {
@@ -166,7 +166,7 @@ proptest! {
 
 #[test]
 fn each_purpose_leaves_the_chunks_of_the_others() {
-    let (pool, limits) = (pool(), SpaceLimits::new(CHUNKS, 2));
+    let (pool, limits) = (pool(), SpaceLimits::new(CHUNKS, 2, 1));
     let mut taken = 0;
     for purpose in
         [ChunkPurpose::User, ChunkPurpose::Delete, ChunkPurpose::Compaction, ChunkPurpose::KeyCompaction]

@@ -10,7 +10,8 @@
 //! pool has room for.
 //!
 //! Progress: a log is a queue, so a head without garbage has to be moved to reach what lies behind it. A log that has no garbage is never
-//! chosen, one whose head has none is chosen last. Without writes of users each choice reduces the garbage of value logs, or leaves that
+//! chosen, one whose head has none is chosen last. A record in extents moves as a whole and leaves space in chunks behind the head; this is no
+//! garbage here, or the last record of a log would be moved again and again for what its former move has left. Without writes of users each choice reduces the garbage of value logs, or leaves that
 //! and reduces the garbage of key logs or the number of chunks before it, so choices come to an end, and then no garbage is left.
 //! Tested below by a table, and in `space_progress_tests.rs` in a model of a full device.
 
@@ -32,9 +33,11 @@ pub struct CompactionCandidate {
     pub image_bytes: u64,
     /// The images that compacting the head chunk of a value log will append, as expected; 0 for a key log.
     pub images: f64,
-    /// The bytes of images or records in all sealed chunks of the log that are not live. The ends of chunks, in which nothing lies, are no
-    /// garbage: compaction does not free them.
+    /// The bytes of images or records in all sealed chunks of the log that are not live, and that compaction has not vacated itself by moving
+    /// a record. The ends of chunks, in which nothing lies, are no garbage: compaction does not free them.
     pub garbage_bytes: u64,
+    /// Whether records of the head chunk, or of its window, were moved, and others were not yet.
+    pub is_begun: bool,
 }
 
 impl CompactionCandidate {
@@ -67,13 +70,15 @@ pub fn choose_compacted_log(
     let is_short = free < limits.value;
     let keys_run = running.iter().any(|&(_, log)| log == LogKind::Keys);
     let may_run = |candidate: &CompactionCandidate| match candidate.log {
-        // Its images would take the chunks in which key compaction works.
-        LogKind::Values => !is_short,
+        // Its images would take the chunks in which key compaction works. A head chunk without live records takes none: it is what a record
+        // in extents leaves that has moved as a whole.
+        LogKind::Values => !is_short || candidate.images == 0.0,
         // There are only two of those.
         LogKind::Keys => !(is_short && keys_run),
     };
     let is_candidate = |candidate: &CompactionCandidate| {
-        candidate.garbage_bytes > 0
+        let is_empty = candidate.log == LogKind::Values && candidate.images == 0.0;
+        (candidate.garbage_bytes > 0 || candidate.is_begun || is_empty)
             && may_run(candidate)
             && !running.contains(&(candidate.store, candidate.log))
     };
@@ -118,11 +123,17 @@ mod tests {
             image_bytes: 100,
             images: 0.0,
             garbage_bytes: garbage,
+            is_begun: false,
         }
     }
 
     fn values(store: u32, live: u64, images: f64, garbage: u64) -> CompactionCandidate {
         CompactionCandidate { log: LogKind::Values, images, ..keys(store, live, garbage) }
+    }
+
+    /// A value log without garbage whose head chunk was left in part.
+    fn begun(store: u32, live: u64) -> CompactionCandidate {
+        CompactionCandidate { is_begun: true, ..values(store, live, 1.0, 0) }
     }
 
     #[test]
@@ -139,7 +150,7 @@ mod tests {
     #[test]
     fn the_cheapest_freed_byte_is_chosen() {
         use LogKind::{Keys, Values};
-        let limits = SpaceLimits::new(640, 4);
+        let limits = SpaceLimits::new(640, 4, 1);
         assert_eq!((limits.start, limits.value), (12, 4));
         let (some, none) = (500, 0);
         let cases = [
@@ -154,9 +165,13 @@ mod tests {
             (Some(1), 11, vec![(0, Keys)], vec![keys(0, 10, some), values(0, 50, 0.0, some)]),
             (Some(0), 11, vec![(1, Keys)], vec![keys(0, 10, some), keys(1, 5, some)]),
             // Below the floor of value compaction: one key compaction alone.
-            (Some(1), 3, vec![], vec![values(0, 0, 0.0, some), keys(1, 90, some)]),
-            (None, 3, vec![(5, Keys)], vec![values(0, 0, 0.0, some), keys(1, 90, some)]),
-            (Some(1), 3, vec![(5, Values)], vec![values(0, 0, 0.0, some), keys(1, 90, some)]),
+            (Some(1), 3, vec![], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
+            (None, 3, vec![(5, Keys)], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
+            (Some(1), 3, vec![(5, Values)], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
+            // A chunk that whole records have left is freed at any time, and what has begun goes on.
+            (Some(0), 3, vec![(5, Keys)], vec![values(0, 1, 0.0, none), keys(1, 90, some)]),
+            (Some(0), 11, vec![], vec![begun(0, 50), keys(1, 90, some)]),
+            (None, 3, vec![], vec![begun(0, 50)]),
             // Without garbage nothing is freed; a full head hides garbage behind it, and is the last choice.
             (None, 11, vec![], vec![keys(0, 50, none), values(0, 100, 1.0, none)]),
             (Some(1), 11, vec![], vec![keys(0, 100, some), keys(1, 99, some)]),
@@ -172,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_write_that_needs_more_than_the_start_has_it_compacted() {
-        let limits = SpaceLimits::new(640, 4);
+        let limits = SpaceLimits::new(640, 4, 1);
         let candidates = [keys(0, 50, 500)];
         for (free, wanted, want) in
             [(12, 0, None), (12, 40, Some(0)), (39, 40, Some(0)), (40, 40, None), (11, 5, Some(0))]
@@ -199,24 +214,25 @@ mod tests {
     proptest! {
         #[test]
         fn a_choice_is_the_cheapest_that_may_run(
-            parts in vec((0..4u32, any::<bool>(), 0..=110u64, 0..9u64, 0..3u64), 0..9),
+            parts in vec((0..4u32, any::<bool>(), 0..=110u64, 0..9u64, 0..3u64, any::<bool>()), 0..9),
             free in 0..14u32,
             running in vec((0..4u32, any::<bool>()), 0..3),
         ) {
-            let limits = SpaceLimits::new(640, 4);
+            let limits = SpaceLimits::new(640, 4, 1);
             let kind = |is_keys: bool| if is_keys { LogKind::Keys } else { LogKind::Values };
-            let candidates: Vec<CompactionCandidate> = parts.iter().map(|&(store, is_keys, live, images, garbage)| {
-                CompactionCandidate { log: kind(is_keys), ..values(store, live, images as f64, garbage * 300) }
+            let candidates: Vec<CompactionCandidate> = parts.iter().map(|&(store, is_keys, live, images, garbage, is_begun)| {
+                CompactionCandidate { log: kind(is_keys), is_begun, ..values(store, live, images as f64, garbage * 300) }
             }).collect();
             let running: Vec<(u32, LogKind)> = running.into_iter().map(|(store, is_keys)| (store, kind(is_keys))).collect();
             let chosen = choose_compacted_log(&candidates, free, 0, &limits, &running);
             let may_run = |candidate: &&CompactionCandidate| {
                 let is_short = free < limits.value;
+                let is_empty = candidate.log == LogKind::Values && candidate.images == 0.0;
                 free < limits.start
-                    && candidate.garbage_bytes > 0
+                    && (candidate.garbage_bytes > 0 || candidate.is_begun || is_empty)
                     && !running.contains(&(candidate.store, candidate.log))
-                    && !(is_short && candidate.log == LogKind::Values)
-                    && !(is_short && running.iter().any(|&(_, log)| log == LogKind::Keys))
+                    && !(is_short && candidate.log == LogKind::Values && !is_empty)
+                    && !(is_short && candidate.log == LogKind::Keys && running.iter().any(|&(_, log)| log == LogKind::Keys))
             };
             let least = candidates.iter().filter(may_run).map(CompactionCandidate::cost).reduce(f64::min);
             prop_assert_eq!(chosen.map(|index| candidates[index].cost()), least);

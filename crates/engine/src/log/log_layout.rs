@@ -12,12 +12,16 @@
 //! each other.
 //! Tested below.
 
-use super::log_place::ChunkNumber;
+use super::chunk_directory::DirectoryPlace;
+use super::log_place::{ChunkIndex, ChunkNumber};
 use super::segment_entry::{GRANULES_LIMIT, LOG_VALUE_BYTES_MAX};
 use super::segment_ref::CHAIN_MAX;
+use super::value_record::record_granules;
 use crate::DeviceLayout;
+use crate::common::record::{RecordFlags, RecordMeta};
 use crate::common::volume_layout::{UNIT_BYTES, VOLUME_UNITS_MAX, superblock_units};
 use crate::open_error::OpenError;
+use octokv_base::{KEY_BYTES_MAX, UnixTime, Version};
 use octokv_device::Geometry;
 
 /// The fewest units of a chunk.
@@ -32,8 +36,9 @@ pub const CHUNKS_MAX: u32 = 1 << 26;
 pub const STORE_CHUNKS_MIN: u32 = 16;
 /// A chunk has at least this part of the longest value, which bounds the extents of a value.
 pub const CHUNKS_IN_VALUE_MAX: u32 = 64;
-/// The longest value has at most this part of all chunks.
-pub const VALUES_IN_CHUNKS_MIN: u64 = 4;
+/// The longest value has at most this part of all chunks: compaction moves it as a whole, into chunks that stay free for that. Then at least
+/// a fifth of any pool is capacity ([`super::space_limits`]).
+pub const VALUES_IN_CHUNKS_MIN: u64 = 8;
 /// The possible granules: powers of two from 8 to 32 bytes.
 pub const GRANULE_LOG2: std::ops::RangeInclusive<u8> = 3..=5;
 
@@ -130,6 +135,21 @@ impl LogLayout {
             .min(LOG_VALUE_BYTES_MAX.into())
     }
 
+    /// The chunks that a record takes whose value has at most so many bytes, with the directory of each: those that it may open.
+    pub fn record_chunks_max(&self, value_bytes_max: u32) -> u32 {
+        // Any place has the same lengths.
+        let (chunk_bytes, granule_log2) = (self.chunk_bytes(), self.granule_log2);
+        let place =
+            DirectoryPlace { volume_id: 0, partition: 0, index: ChunkIndex(0), chunk_bytes, granule_log2 };
+        let meta = RecordMeta {
+            version: Version::from_bits(1),
+            expires_at: UnixTime(0),
+            flags: RecordFlags::VERSIONED,
+        };
+        let granules = record_granules(KEY_BYTES_MAX, value_bytes_max, &meta, granule_log2);
+        granules.div_ceil(place.free_granules(0, 0)).max(1)
+    }
+
     /// Checks that a device has room for the volume, and blocks that are no longer than its units.
     ///
     /// # Errors
@@ -181,6 +201,8 @@ impl LogLayout {
 
 #[cfg(test)]
 mod tests {
+    use super::super::segment_entry::EXTENTS_MAX;
+    use super::super::space_limits::SpaceLimits;
     use super::*;
     use proptest::prelude::*;
 
@@ -240,11 +262,36 @@ mod tests {
 
     #[test]
     fn the_longest_value_is_a_part_of_the_chunks() {
-        assert_eq!(LAYOUT.value_bytes_limit(), (123 << 16) / 4);
+        assert_eq!(LAYOUT.value_bytes_limit(), (123 << 16) / 8);
         assert_eq!(LogLayout { chunks: 1 << 20, ..LAYOUT }.value_bytes_limit(), 4 << 20);
         assert_eq!(
             LogLayout { chunks: 1 << 20, chunk_units: 1 << 15, ..LAYOUT }.value_bytes_limit(),
             256 << 20
+        );
+    }
+
+    #[test]
+    fn a_record_of_the_longest_value_takes_one_chunk_more_than_its_value_at_most() {
+        for (unit_bytes, chunk_units) in [(512, 16), (512, 128), (4096, 16), (4096, 4096)] {
+            for chunks in [64, 65, 123, 511, 512, 4096] {
+                for granule_log2 in GRANULE_LOG2 {
+                    let layout = LogLayout { unit_bytes, chunk_units, chunks, granule_log2, ..LAYOUT };
+                    let longest = layout.value_bytes_limit();
+                    let record_chunks = layout.record_chunks_max(longest as u32);
+                    let of_value = longest.div_ceil(layout.chunk_bytes().into()) as u32;
+                    assert!(
+                        (of_value..=of_value + 1).contains(&record_chunks),
+                        "{layout:?}: {record_chunks}"
+                    );
+                    // One extent more, if the first one begins in the rest of a chunk.
+                    assert!(record_chunks < EXTENTS_MAX as u32, "{layout:?}");
+                    SpaceLimits::new(chunks, 1, record_chunks);
+                }
+            }
+        }
+        assert_eq!(
+            [1, 60 << 10, 64 << 10, 1 << 20].map(|bytes| LAYOUT.record_chunks_max(bytes)),
+            [1, 1, 2, 17]
         );
     }
 

@@ -11,28 +11,32 @@
 //! never hold live data.
 //!
 //! Progress: with the live data at its capacity and not more than `pass` chunks free, garbage is at least [`GARBAGE_CHUNKS_MIN`] chunks,
-//! whatever the tails of the logs (2 per store), their reserved next chunks (2 per store) and the ends of chunks waste. Compacting all
-//! logs once frees it, with two chunks to work in: a chunk of a key log is freed for at most one that its images fill again. So a put
-//! that waits ends. The same holds for deletes, whose tombstones may exceed the capacity up to [`SpaceLimits::tombstone_chunks`].
+//! whatever the tails of the logs (2 per store), their reserved next chunks (2 per store), a record that moved as a whole (1 per store: the
+//! rest of it in the head chunk) and the ends of chunks waste. Compacting all logs once frees it, with two chunks to work in: a chunk of a
+//! key log is freed for at most one that its images fill again. A record of a value log moves as a whole, into chunks that stay free for that
+//! ([`SpaceLimits::move_floor`]); the chunks that it leaves are freed without any. So a put that waits ends. The same holds for deletes, whose tombstones may exceed the capacity up to [`SpaceLimits::tombstone_chunks`].
 //!
 //! Invariants: key < value ≤ delete ≤ pass < start; what the progress needs ([`SpaceLimits::garbage_chunks_min`]). Tested below for
 //! every size of pool.
 
-use super::log_layout::{CHUNKS_MIN, STORE_CHUNKS_MIN};
+use super::log_layout::{CHUNKS_MIN, STORE_CHUNKS_MIN, VALUES_IN_CHUNKS_MIN};
 
 /// The fewest chunks of garbage when writes wait.
 pub const GARBAGE_CHUNKS_MIN: u32 = 8;
 /// The ends of sealed chunks that nothing fits in are on average at most this part of them. REQUIRES of a value log: a record that
 /// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units.)
 pub const CHUNK_END_DIVISOR: u32 = 32;
-/// The chunks of a store that are neither full nor free: the tails of its logs, and the chunks reserved behind them.
-const CHUNKS_HELD_PER_STORE: u32 = 4;
+/// The chunks of a store that are neither full nor free: the tails of its logs, the chunks reserved behind them, and less than one that a
+/// record in extents leaves at the head of the value log when it moves.
+const CHUNKS_HELD_PER_STORE: u32 = 5;
 /// The key log and the value log.
 const LOGS_PER_STORE: u64 = 2;
 /// Chunks that value compaction leaves to key compaction.
 const KEY_COMPACTION_CHUNKS: u32 = 2;
-/// The fewest free chunks for value compaction.
-const VALUE_COMPACTION_CHUNKS: u32 = 4;
+/// Chunks that the images of moved records may open before key compaction runs.
+const MOVED_IMAGE_CHUNKS: u32 = 1;
+/// Chunks of begun deletes, and between the entrances of deletes and puts.
+const BEGUN_WRITE_CHUNKS: u32 = 4;
 
 /// The work that chunks are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +64,7 @@ pub struct SpaceLimits {
     pub pass: u32,
     /// With fewer free chunks deletes wait (F_delete).
     pub delete: u32,
-    /// With fewer free chunks value compaction pauses (F_value).
+    /// With fewer free chunks value compaction pauses (F_value): it can move a record of the longest value as a whole.
     pub value: u32,
     /// The free chunks that only key compaction takes (F_key).
     pub key: u32,
@@ -71,16 +75,22 @@ pub struct SpaceLimits {
 }
 
 impl SpaceLimits {
-    /// The limits of a pool of `pool` chunks that `stores` stores share.
+    /// The limits of a pool of `pool` chunks that `stores` stores share. A record of the longest value takes `record_chunks_max` chunks
+    /// ([`super::log_layout::LogLayout::record_chunks_max`]).
     ///
     /// # Panics
-    /// Below [`CHUNKS_MIN`] chunks, [`STORE_CHUNKS_MIN`] per store, or one store.
-    pub fn new(pool: u32, stores: u32) -> SpaceLimits {
+    /// Below [`CHUNKS_MIN`] chunks, [`STORE_CHUNKS_MIN`] per store, one store, or one chunk of a record; if a record takes more than the part
+    /// of the pool that [`VALUES_IN_CHUNKS_MIN`] says, and one more.
+    pub fn new(pool: u32, stores: u32, record_chunks_max: u32) -> SpaceLimits {
         assert!(pool >= CHUNKS_MIN, "a pool of {pool} chunks");
+        let is_record = (1..=pool.div_ceil(VALUES_IN_CHUNKS_MIN as u32) + 1).contains(&record_chunks_max);
+        assert!(is_record, "a record of {record_chunks_max} of {pool} chunks");
         assert!((1..=pool / STORE_CHUNKS_MIN).contains(&stores), "{stores} stores on {pool} chunks");
-        let start = (pool / 64).max(stores + 8);
-        let pass = (pool / 128).max(8);
-        let delete = pass / 2;
+        let value = KEY_COMPACTION_CHUNKS + MOVED_IMAGE_CHUNKS + record_chunks_max;
+        let pass_least = value + BEGUN_WRITE_CHUNKS;
+        let start = (pool / 64).max(stores + pass_least);
+        let pass = (pool / 128).max(pass_least);
+        let delete = (pass / 2).max(value);
         let held = CHUNKS_HELD_PER_STORE * stores;
         let wasted = pool.div_ceil(CHUNK_END_DIVISOR);
         let reserve = (pool / 16).max(held + start + GARBAGE_CHUNKS_MIN + wasted);
@@ -91,7 +101,7 @@ impl SpaceLimits {
             start,
             pass,
             delete,
-            value: VALUE_COMPACTION_CHUNKS,
+            value,
             key: KEY_COMPACTION_CHUNKS,
             reserve,
             tombstone_reserve,
@@ -127,6 +137,11 @@ impl SpaceLimits {
             ChunkPurpose::Compaction => self.key,
             ChunkPurpose::KeyCompaction => 0,
         }
+    }
+
+    /// With fewer free chunks value compaction does not move a record that takes so many chunks, and its image: F_value for the longest.
+    pub fn move_floor(&self, record_chunks: u32) -> u32 {
+        self.key + MOVED_IMAGE_CHUNKS + record_chunks
     }
 
     /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
@@ -168,8 +183,8 @@ mod tests {
     use proptest::prelude::*;
 
     /// What the progress of writes and compactions stands on.
-    fn assert_progress(pool: u32, stores: u32) {
-        let limits = SpaceLimits::new(pool, stores);
+    fn assert_progress(pool: u32, stores: u32, record_chunks: u32) {
+        let limits = SpaceLimits::new(pool, stores, record_chunks);
         let at = || format!("{limits:?}");
         assert!(0 < limits.key && limits.key < limits.value && limits.value <= limits.delete, "{}", at());
         assert!(limits.delete <= limits.pass && limits.pass < limits.start, "{}", at());
@@ -208,8 +223,22 @@ mod tests {
             "{}",
             at()
         );
+        // Value compaction moves the longest record as a whole, appends its image, and leaves key compaction its chunks.
+        assert!(
+            limits.value > limits.reservation_floor(ChunkPurpose::Compaction) + record_chunks,
+            "{}",
+            at()
+        );
+        assert_eq!(limits.value, limits.move_floor(record_chunks), "{}", at());
+        // A fifth of the pool is capacity, and the longest value fits.
+        assert!(limits.capacity_chunks() >= (pool / 5).max(record_chunks), "{}", at());
         // Key compaction works in two chunks that nothing else takes.
         assert!(limits.reservation_floor(ChunkPurpose::Compaction) >= 2, "{}", at());
+    }
+
+    /// The most chunks of a record: an eighth of the pool, rounded up, or 64, and one for its head and the directories.
+    fn longest_of(pool: u32) -> u32 {
+        pool.div_ceil(VALUES_IN_CHUNKS_MIN as u32).min(64) + 1
     }
 
     #[test]
@@ -220,7 +249,9 @@ mod tests {
             let formatted = (0..6).map(|halvings| 32 >> halvings).find(|&stores| stores <= most);
             for stores in [1, 2, most / 2, most, formatted.unwrap_or(1)] {
                 if stores > 0 && stores <= most {
-                    assert_progress(pool, stores);
+                    for record_chunks in [1, 2, longest_of(pool)] {
+                        assert_progress(pool, stores, record_chunks);
+                    }
                 }
             }
         }
@@ -229,31 +260,43 @@ mod tests {
     #[test]
     fn writes_go_on_with_any_number_of_stores_of_a_small_pool() {
         for pool in CHUNKS_MIN..2_048 {
-            (1..=pool / STORE_CHUNKS_MIN).for_each(|stores| assert_progress(pool, stores));
+            for stores in 1..=pool / STORE_CHUNKS_MIN {
+                for record_chunks in [1, longest_of(pool)] {
+                    assert_progress(pool, stores, record_chunks);
+                }
+            }
         }
     }
 
     proptest! {
         #[test]
-        fn writes_go_on_in_pools_of_any_size(pool in CHUNKS_MIN..=1 << 26, stores in 1..=65_535u32) {
-            assert_progress(pool, stores.min(pool / STORE_CHUNKS_MIN));
+        fn writes_go_on_in_pools_of_any_size(
+            pool in CHUNKS_MIN..=1 << 26,
+            stores in 1..=65_535u32,
+            record_chunks in 1..=65u32,
+        ) {
+            assert_progress(pool, stores.min(pool / STORE_CHUNKS_MIN), record_chunks.min(longest_of(pool)));
         }
     }
 
     #[test]
     fn the_limits_of_known_pools() {
         // A disk of 960 GB with 32 stores, and the smallest pool.
-        let large = SpaceLimits::new(114_000, 32);
+        let large = SpaceLimits::new(114_000, 32, 1);
         assert_eq!((large.start, large.pass, large.delete), (1_781, 890, 445));
-        assert_eq!((large.value, large.key, large.reserve, large.tombstone_reserve), (4, 2, 7_125, 4_144));
-        let small = SpaceLimits::new(64, 4);
+        assert_eq!((large.value, large.key, large.reserve, large.tombstone_reserve), (4, 2, 7_125, 4_176));
+        let small = SpaceLimits::new(64, 4, 1);
         assert_eq!((small.start, small.pass, small.delete, small.value, small.key), (12, 8, 4, 4, 2));
-        assert_eq!((small.capacity_chunks(), small.tombstone_chunks()), (26, 34));
+        assert_eq!((small.capacity_chunks(), small.tombstone_chunks()), (22, 30));
+        // The same with values of an eighth of the pool.
+        let long = SpaceLimits::new(64, 4, 9);
+        assert_eq!((long.start, long.pass, long.delete, long.value, long.key), (20, 16, 12, 12, 2));
+        assert_eq!((long.capacity_chunks(), long.tombstone_chunks()), (14, 22));
     }
 
     #[test]
     fn writes_begin_while_each_of_their_logs_can_open_a_chunk() {
-        let limits = SpaceLimits::new(6_400, 4);
+        let limits = SpaceLimits::new(6_400, 4, 1);
         // Writes, units, what they may take of chunks of 100 units.
         for (writes, units, taken) in
             [(0, 0, 0), (1, 1, 3), (1, 100, 3), (1, 101, 4), (3, 300, 9), (4, 300, 11), (90, 900, 17)]
@@ -268,7 +311,7 @@ mod tests {
 
     #[test]
     fn pressure_rises_from_start_to_pass() {
-        let limits = SpaceLimits::new(6_400, 4);
+        let limits = SpaceLimits::new(6_400, 4, 1);
         assert_eq!((limits.start, limits.pass), (100, 50));
         for (free, pressure, compactions) in
             [(6_400, 0.0, 2), (100, 0.0, 2), (75, 0.5, 2), (74, 0.52, 4), (50, 1.0, 4), (0, 1.0, 4)]
@@ -284,6 +327,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "5 stores on 64 chunks")]
     fn more_stores_than_chunks_serve_are_a_bug() {
-        SpaceLimits::new(64, 5);
+        SpaceLimits::new(64, 5, 1);
     }
 }

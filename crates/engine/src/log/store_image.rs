@@ -311,6 +311,14 @@ pub fn append_page(
     seal_image(&mut bytes[start..], checkpoint, partition, KIND_PAGE, first.0, count);
 }
 
+/// The bytes of the image of a store with so many chunks in its lists, without its pages.
+pub fn store_image_bytes(key_chunks: usize, value_chunks: usize, pinned_chunks: usize) -> u64 {
+    let lists = key_chunks * size_of::<U32>()
+        + value_chunks * size_of::<ValueChunkLayout>()
+        + pinned_chunks * size_of::<PinnedChunkLayout>();
+    (STORE_IMAGE_HEADER_BYTES + size_of::<StoreBodyLayout>() + lists) as u64
+}
+
 /// Appends the image of a store. Its pages come before it.
 pub fn append_store(bytes: &mut Vec<u8>, checkpoint: CheckpointId, store: &StoreStart) {
     let start = bytes.len();

@@ -334,7 +334,7 @@ mod tests {
             ("stores", 300, 301, |s, stores| s.checkpoint.stores = stores as u32),
             ("partition", 4, 3, |s, id| s.next_partition = id as u32),
             // A chunk has at least a 64th of it.
-            ("longest value", 64 << 16, (64 << 16) + 1, |s, bytes| s.value_bytes_max = bytes as u32),
+            ("longest value", 300 << 13, (300 << 13) + 1, |s, bytes| s.value_bytes_max = bytes as u32),
             ("layout", 300, 63, |s, chunks| s.layout.chunks = chunks as u32),
         ];
         for (field, last, next, change) in limits {

@@ -110,6 +110,8 @@ mod tests {
         bitmap_partitions_log2: 0,
         value_bytes_max: 100_000,
         inline_bytes_max: 4096,
+        partitions: 32,
+        chunk_bytes: None,
         namespace: 3,
         seed: 8,
     };

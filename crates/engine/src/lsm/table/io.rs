@@ -9,6 +9,7 @@ use super::frame::BlockOwner;
 use super::info::TablePlace;
 use super::scan_lengths::ScanLengths;
 use crate::bug_injection::{self, InjectedBug};
+pub use crate::common::media_errors::is_media_error;
 use crate::lsm::entry::ValueAddress;
 use crate::{EngineError, VolumePlace};
 use octokv_base::map::FxHashSet;
@@ -18,17 +19,6 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Error codes of a read whose blocks are lost, while the device works: ENODATA, which Linux gives for a critical medium error (`BLK_STS_MEDIUM`), and EILSEQ, for
-/// protection information that does not match the data (`BLK_STS_PROTECTION`). The source is the table `blk_errors` in its `block/blk-core.c`. All other codes say nothing
-/// of the medium: EIO (`BLK_STS_IOERR`) is whatever has no code of its own, such as a controller that was reset, a path that failed or a short transfer; ETIMEDOUT,
-/// ENOLINK, EREMOTEIO, ENODEV, EBUSY, EAGAIN and ENOMEM are those of timeouts, transports, targets, devices that went away and resources.
-const MEDIA_ERRORS: [i32; 2] = [61, 84];
-
-/// Whether a read failed because its blocks are lost: the same read fails again. After any other error the blocks may be intact, and be read later.
-pub fn is_media_error(error: DeviceError) -> bool {
-    matches!(error, DeviceError::Io(code) if MEDIA_ERRORS.contains(&code))
-}
 
 /// A core's access to the tables of a volume.
 pub struct TableIo {

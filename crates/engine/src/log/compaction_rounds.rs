@@ -1,0 +1,264 @@
+//! Rounds of compaction: which log, one round of it, and the chunks that become free.
+//!
+//! ```text
+//!   candidates of all stores ─choose_compacted_log─▶ (store, log) ─round─▶ head advanced ─marker, flush─▶ chunk free
+//!                                   ▲                       └ paused: the next choice without it
+//!                                   └── running compactions, free chunks
+//! ```
+//! In: how many chunks should be free. Out: whether anything helped. Invariants: one compaction of a log at a time; a round whose caller is
+//! dropped leaves what it moved so far, so callers let rounds run to their ends.
+//! Tested in `compaction_tests.rs`.
+
+use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
+use super::chunk_pool::LiveContents;
+use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expected_images};
+use super::core::LogCore;
+use super::log_place::{ChunkNumber, LogKind};
+use super::space_limits::CHUNK_END_DIVISOR;
+use super::store::{Store, StoreState};
+use crate::{Durability, EngineError};
+use octokv_device::DeviceError;
+use octokv_runtime::yield_now;
+use std::sync::atomic::Ordering;
+
+/// The markers of a round, with one as a margin: a log whose garbage is not more would be compacted for ever.
+const MARKERS_PER_ROUND: u64 = 2;
+/// How often a marker is tried while other batches of its store begin: one of them says the same.
+const MARKER_ATTEMPTS_MAX: u32 = 64;
+
+/// How a round of compaction ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoundEnd {
+    /// The head of the log has advanced.
+    Advanced,
+    /// Space was short, or a write in the head chunk is under way: a later round goes on.
+    Paused {
+        /// Whether anything was moved.
+        has_moved: bool,
+    },
+    /// The log has no sealed chunk.
+    NoChunk,
+}
+
+/// What lives in the sealed chunks of a log.
+#[derive(Clone, Copy, Debug, Default)]
+struct LogContents {
+    chunks: u64,
+    head: LiveContents,
+    /// Images or records of all sealed chunks.
+    records: u64,
+    /// Their units or granules.
+    amount: u64,
+    garbage_bytes: u64,
+}
+
+/// A sealed chunk of a log.
+struct SealedChunk {
+    chunk: ChunkNumber,
+    /// The bytes that compaction has moved out of it.
+    vacated_bytes: u64,
+}
+
+impl LogCore {
+    /// Compacts the log that frees space at the least cost, for so many chunks that a write needs. False if enough are free, or nothing helps
+    /// now.
+    ///
+    /// # Errors
+    /// Device failures, no memory. The round may be repeated.
+    pub(super) async fn compact_round(&self, wanted: u32) -> Result<bool, EngineError> {
+        let (volume, pool) = (&self.volume, &self.volume.pool);
+        let mut candidates = self.candidates();
+        loop {
+            let running = volume.compactions.list();
+            let chosen = choose_compacted_log(&candidates, pool.free(), wanted, pool.limits(), &running);
+            let Some(chosen) = chosen else { return Ok(false) };
+            let CompactionCandidate { store, log, .. } = candidates.remove(chosen);
+            let store = volume.stores.iter().find(|other| other.id == store);
+            let end = self.compact_once(store.expect("candidates are of stores"), log).await?;
+            if matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Compacts the head chunk of one of the logs of each store. Whether a head has advanced.
+    ///
+    /// # Errors
+    /// As for [`LogCore::compact_round`].
+    pub(super) async fn compact_stores(&self, log: LogKind) -> Result<bool, EngineError> {
+        let mut has_advanced = false;
+        for store in &self.volume.stores {
+            has_advanced |= self.compact_once(store, log).await? == RoundEnd::Advanced;
+        }
+        Ok(has_advanced)
+    }
+
+    /// One round of a log, and what makes the chunk free that it gave up. Does nothing if the log is being compacted, or its store is lost.
+    ///
+    /// # Errors
+    /// As for [`LogCore::compact_round`].
+    pub(super) async fn compact_once(&self, store: &Store, log: LogKind) -> Result<RoundEnd, EngineError> {
+        let paused = RoundEnd::Paused { has_moved: false };
+        if self.volume.is_read_only() {
+            return Err(EngineError::ReadOnly);
+        }
+        let turn = self.volume.compactions.begin(store.id, log);
+        let Some(_turn) = turn.filter(|_| !store.state.lock().is_lost) else { return Ok(paused) };
+        // Boxed because they are long, and rare beside the operations that may run them.
+        let end = match log {
+            LogKind::Keys => Box::pin(self.compact_keys(store)).await,
+            LogKind::Values => Box::pin(self.compact_values(store)).await,
+        };
+        let end = match end {
+            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => return Ok(paused),
+            end => end?,
+        };
+        if end == RoundEnd::Advanced {
+            self.volume.counters.compaction_rounds.fetch_add(1, Ordering::Relaxed);
+            self.free_retired(store).await?;
+        }
+        Ok(end)
+    }
+
+    /// States the heads of a store in its key log and makes that durable, which frees the chunks in front of them. Key chunks that a replay
+    /// needs wait for a checkpoint, which is written.
+    ///
+    /// # Errors
+    /// A failed write, which makes the volume read-only; device failures of the checkpoint.
+    async fn free_retired(&self, store: &Store) -> Result<(), EngineError> {
+        let is_unstated = |store: &Store| {
+            let state = store.state.lock();
+            state.retired.iter().any(|retired| retired.stated_by.is_none())
+        };
+        for _ in 0..MARKER_ATTEMPTS_MAX {
+            if !is_unstated(store) {
+                break;
+            }
+            match self.append_marker_now(store).await {
+                // The next image states them.
+                Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => break,
+                stated => stated?,
+            }
+        }
+        if self.volume.settings.durability == Durability::Completed {
+            let stores = self.volume.stores.iter();
+            let published: Vec<u64> =
+                stores.map(|store| store.state.lock().batches.published_sequence()).collect();
+            self.flush_device(&published).await?;
+        }
+        let is_replayed = {
+            let state = store.state.lock();
+            let is_replayed = |index| index >= state.replay_start;
+            state.retired.iter().any(|retired| retired.log == LogKind::Keys && is_replayed(retired.index))
+        };
+        if is_replayed {
+            Box::pin(self.checkpoint(false)).await?;
+        }
+        Ok(())
+    }
+
+    /// Appends a marker, or lets others run whose batch is about to begin.
+    ///
+    /// # Errors
+    /// As for [`LogCore::append_marker`].
+    pub(super) async fn append_marker_now(&self, store: &Store) -> Result<(), EngineError> {
+        if self.volume.is_read_only() {
+            return Err(EngineError::ReadOnly);
+        }
+        let before = store.state.lock().batches.claimed_sequence();
+        self.append_marker(store).await?;
+        if store.state.lock().batches.claimed_sequence() == before {
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// The logs with a sealed chunk, of all stores that serve.
+    pub(super) fn candidates(&self) -> Vec<CompactionCandidate> {
+        let mut candidates = Vec::with_capacity(2 * self.volume.stores.len());
+        for store in &self.volume.stores {
+            let state = store.state.lock();
+            if !state.is_lost {
+                candidates.extend(self.candidates_of(store.id, &state).into_iter().flatten());
+            }
+        }
+        candidates
+    }
+
+    fn candidates_of(&self, store: u32, state: &StoreState) -> [Option<CompactionCandidate>; 2] {
+        let layout = self.volume.layout();
+        let unit_bytes = u64::from(layout.unit_bytes);
+        let chunks: Vec<SealedChunk> =
+            state.keys.sealed().map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 }).collect();
+        let keys = self.contents_of(&chunks, |live| u64::from(live.amount) * unit_bytes);
+        // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
+        let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
+        let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
+        let vacated_bytes = |index| {
+            let granules = state.vacated_granules.get(&index).copied().unwrap_or(0);
+            u64::from(granules) << layout.granule_log2
+        };
+        let chunks = state.values.sealed();
+        let chunks: Vec<SealedChunk> =
+            chunks.map(|(index, chunk)| SealedChunk { chunk, vacated_bytes: vacated_bytes(index) }).collect();
+        let values = self.contents_of(&chunks, |live| self.value_bytes_of(live));
+        let image_bytes = (keys.amount * unit_bytes).checked_div(keys.records).unwrap_or(unit_bytes);
+        let candidate = |log, contents: LogContents, live_bytes| CompactionCandidate {
+            store,
+            log,
+            live_bytes,
+            chunk_bytes: layout.chunk_bytes().into(),
+            image_bytes,
+            images: 0.0,
+            garbage_bytes: contents.garbage_bytes,
+            is_begun: false,
+        };
+        // A window has the same part of the records as of the chunks.
+        let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
+        let window_records = (values.records * window).checked_div(values.chunks).unwrap_or(0);
+        let window_records = window_records.max(values.head.records.into());
+        let head = state.values.head();
+        let of_keys = candidate(LogKind::Keys, keys, u64::from(keys.head.amount) * unit_bytes);
+        let of_values = CompactionCandidate {
+            images: expected_images(values.head.records, window_records, state.table.segments()),
+            is_begun: state.window.as_ref().is_some_and(|window| window.end() > head && window.is_begun()),
+            ..candidate(LogKind::Values, values, self.value_bytes_of(values.head))
+        };
+        [(keys.chunks > 0).then_some(of_keys), (values.chunks > 0).then_some(of_values)]
+    }
+
+    /// The bytes of the live records of a value chunk, with its directory.
+    fn value_bytes_of(&self, live: LiveContents) -> u64 {
+        let records_bytes = u64::from(live.amount) << self.volume.layout().granule_log2;
+        records_bytes + u64::from(live.records) * DIRECTORY_ID_BYTES as u64 + DIRECTORY_TRAILER_BYTES as u64
+    }
+
+    /// What lives in sealed chunks. Those that are not counted count as the others on average. The ends of chunks, of which a part in
+    /// [`CHUNK_END_DIVISOR`] is allowed for, are no garbage, nor is what compaction has moved out of a chunk.
+    fn contents_of(&self, chunks: &[SealedChunk], bytes_of: impl Fn(LiveContents) -> u64) -> LogContents {
+        let layout = self.volume.layout();
+        let full_bytes = u64::from(layout.chunk_bytes() - layout.chunk_bytes() / CHUNK_END_DIVISOR);
+        let live_of = |sealed: &SealedChunk| self.volume.pool.live_of(sealed.chunk);
+        let counted: Vec<LiveContents> = chunks.iter().filter_map(live_of).collect();
+        let mean = |part: fn(&LiveContents) -> u32| {
+            let sum: u64 = counted.iter().map(|live| u64::from(part(live))).sum();
+            // A mean of numbers of 32 bits.
+            sum.checked_div(counted.len() as u64).map(|mean| mean as u32)
+        };
+        let mean = LiveContents {
+            records: mean(|live| live.records).unwrap_or(1),
+            // Without any count, half of a chunk.
+            amount: mean(|live| live.amount).unwrap_or(layout.chunk_granules() / 2),
+        };
+        let mut contents = LogContents { chunks: chunks.len() as u64, ..LogContents::default() };
+        for sealed in chunks {
+            let live = live_of(sealed).unwrap_or(mean);
+            contents.records += u64::from(live.records);
+            contents.amount += u64::from(live.amount);
+            let unused_bytes = full_bytes.saturating_sub(bytes_of(live));
+            contents.garbage_bytes += unused_bytes.saturating_sub(sealed.vacated_bytes);
+        }
+        contents.head = chunks.first().map_or(LiveContents::default(), |head| live_of(head).unwrap_or(mean));
+        contents
+    }
+}

@@ -1,0 +1,94 @@
+//! The log engine behind [`Volume`], on one device.
+
+use super::format::format;
+use super::handle::LogEngine;
+use super::open::open;
+use super::recovery::recover_volume;
+use super::superblock::LogSuperblock;
+use super::verify::verify;
+use super::volume::LogVolume;
+use crate::common::superblock_io::{check_slots, newest};
+use crate::{
+    DeviceLayout, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError, PrefetchPlan,
+    VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
+};
+use octokv_base::BufferPool;
+use octokv_device::Device;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The only device of a volume of this format.
+fn only(devices: &[Rc<dyn Device>]) -> Result<&Rc<dyn Device>, OpenError> {
+    match devices {
+        [device] => Ok(device),
+        _ => Err(OpenError::DeviceCount { have: devices.len(), most: 1 }),
+    }
+}
+
+impl Volume for Arc<LogVolume> {
+    type Engine = LogEngine;
+
+    const PREFETCH: PrefetchPlan = &[];
+
+    async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
+        let device = only(devices)?;
+        match device.geometry().volatile {
+            true => Ok(()),
+            false => format(&**device, config).await,
+        }
+    }
+
+    async fn open(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        config: OpenConfig,
+        format: &FormatConfig,
+    ) -> Result<Arc<LogVolume>, OpenError> {
+        open(only(devices)?, pool, config, format).await
+    }
+
+    async fn verify(
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        observer: &mut impl VerifyObserver,
+    ) -> Result<VerifyReport, VerifyFailure> {
+        let device = only(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
+        verify(device, pool, observer).await
+    }
+
+    async fn upgrade(devices: &[Rc<dyn Device>], _pool: &BufferPool) -> Result<FormatVersions, OpenError> {
+        recover_volume(&**only(devices)?).await?;
+        Ok(FormatVersions { before: 1, after: 1 })
+    }
+
+    fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
+        let superblock: LogSuperblock = newest(&check_slots(format_region).collect::<Vec<_>>())?;
+        Some(superblock.layout.device_layout())
+    }
+
+    fn engine(&self, _core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> LogEngine {
+        let [device] = devices else { panic!("{} devices of a volume of one", devices.len()) };
+        LogEngine::new(Arc::clone(self), Rc::clone(device), pool)
+    }
+
+    fn info(&self) -> VolumeInfo {
+        LogVolume::info(self)
+    }
+
+    fn used_bytes(&self) -> Arc<AtomicU64> {
+        LogVolume::used_bytes(self)
+    }
+
+    fn is_idle(&self) -> bool {
+        LogVolume::is_idle(self)
+    }
+
+    fn is_read_only(&self) -> bool {
+        LogVolume::is_read_only(self)
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        LogVolume::statistics(self)
+    }
+}

@@ -1,0 +1,297 @@
+//! A visit of value compaction: the records of one segment that lie in the window move to the tail of the value log.
+//!
+//! ```text
+//!   segment held ─▶ entries in the window, a group of some 256 KiB ─▶ records read, appended, written
+//!      ▲                                                               │
+//!      └── again, until none is left: visited ◀── replaced under the lock ── unless an operation has replaced the entry meanwhile
+//! ```
+//! In: a segment, the window of its store. Out: its image without places in the window, dirty. Invariants: an entry is changed only if it
+//! has the place from which its record was read; version, expiry and length stay; a record in extents moves as a whole.
+//! Tested in `compaction_tests.rs`.
+
+use super::busy_segments::ChangeSource;
+use super::core::{LogCore, device_error};
+use super::hash_prefix::{HashPrefix, SegmentNumber};
+use super::key_compaction::DAMAGE_READS;
+use super::log_place::{ChunkIndex, LogKind};
+use super::record_reads::RecordRead;
+use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
+use super::segment_image::OldValue;
+use super::segment_reads::HeldSegment;
+use super::space_limits::ChunkPurpose;
+use super::store::{EntryChange, Store, StoreState, granules_of};
+use super::value_record::{NewValueRecord, value_record_bytes};
+use super::value_writes::AppendedValue;
+use crate::EngineError;
+use crate::common::media_errors::is_media_error;
+use crate::common::record::RecordMeta;
+use futures_util::future::join_all;
+use octokv_base::Buffer;
+use octokv_base::map::FxHashSet;
+use octokv_device::DeviceError;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+/// The records that a visit moves at once have so many bytes, or one of them more.
+const GROUP_BYTES: usize = 256 << 10;
+
+/// A record in the window.
+struct RecordToMove {
+    key: Vec<u8>,
+    meta: RecordMeta,
+    /// The length of the value in bytes.
+    value_bytes: u32,
+    at: ValuePlace,
+}
+
+/// What was read of a record.
+enum MovedRecord {
+    /// Its value.
+    Intact(Buffer, Range<usize>),
+    /// It is damaged.
+    Damaged,
+    /// Its chunk was given up meanwhile, so its entry was replaced.
+    Replaced,
+}
+
+/// What became of an entry whose record was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryMove {
+    /// It has the new place.
+    Changed,
+    /// An operation has replaced it.
+    Replaced,
+    /// The segment has no room for a longer place.
+    NoRoom,
+}
+
+/// How a visit ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct VisitEnd {
+    /// The entries that it changed.
+    pub moved: u32,
+    /// Whether no record in the window is left. Otherwise there was no space for some.
+    pub is_complete: bool,
+}
+
+/// A visit in progress.
+#[derive(Default)]
+struct SegmentVisit {
+    moved: u32,
+    /// The keys whose records are left to a later visit.
+    left: FxHashSet<Vec<u8>>,
+}
+
+impl RecordToMove {
+    fn entry(&self) -> SegmentEntry<'_> {
+        let contents = EntryContents::Value { bytes: self.value_bytes, at: self.at.clone() };
+        SegmentEntry { key: &self.key, meta: self.meta, contents }
+    }
+
+    fn record_bytes(&self) -> u32 {
+        value_record_bytes(self.key.len(), self.value_bytes, &self.meta)
+    }
+}
+
+impl LogCore {
+    /// Moves the records of the segment of a prefix that lie in the window.
+    ///
+    /// # Errors
+    /// Device failures, no memory. What was moved stays moved, and the segment is not visited.
+    pub(super) async fn visit_segment(
+        &self,
+        store: &Store,
+        prefix: HashPrefix,
+    ) -> Result<VisitEnd, EngineError> {
+        let held = self.acquire(store, prefix).await?;
+        let opens = self.volume.pool.opens_now();
+        self.volume.counters.visits.fetch_add(1, Ordering::Relaxed);
+        let mut visit = SegmentVisit::default();
+        loop {
+            let group = held.with(|state, segment| {
+                self.drop_stale_entries(state, segment);
+                let group = self.next_group(state, segment, &visit);
+                if group.is_empty() && visit.left.is_empty() {
+                    state.set_visited(segment);
+                }
+                group
+            });
+            if group.is_empty() {
+                return Ok(VisitEnd { moved: visit.moved, is_complete: visit.left.is_empty() });
+            }
+            self.move_group(store, &held, &group, opens, &mut visit).await?;
+        }
+    }
+
+    /// Entries of a segment with records in the window: all, or as many as are moved at once.
+    fn next_group(
+        &self,
+        state: &mut StoreState,
+        segment: SegmentNumber,
+        visit: &SegmentVisit,
+    ) -> Vec<RecordToMove> {
+        let Some(end) = state.window.as_ref().map(|window| window.end()) else { return Vec::new() };
+        let mut bytes = 0;
+        let image = state.busy.image(segment);
+        let records = image.iter().filter_map(|entry| {
+            let EntryContents::Value { bytes: value_bytes, at } = entry.contents else { return None };
+            Some(RecordToMove { key: entry.key.to_vec(), meta: entry.meta, value_bytes, at })
+        });
+        let is_next =
+            |record: &RecordToMove| !visit.left.contains(&record.key) && self.is_in_window(record, end);
+        let in_window = records.filter(is_next);
+        let fits = |record: &RecordToMove| {
+            let has_room = bytes == 0 || bytes + record.record_bytes() as usize <= GROUP_BYTES;
+            bytes += record.record_bytes() as usize;
+            has_room
+        };
+        in_window.take_while(fits).collect()
+    }
+
+    /// Whether any part of a record lies in a chunk of the value log before `end`.
+    fn is_in_window(&self, record: &RecordToMove, end: ChunkIndex) -> bool {
+        let pool = &self.volume.pool;
+        let value = OldValue { at: record.at.clone(), record_bytes: record.record_bytes() };
+        let mut chunks = granules_of(&value, self.volume.layout());
+        chunks.any(|(chunk, _)| {
+            let owner = (chunk.0 < pool.chunks()).then(|| pool.owner_of(pool.first_unit_of(chunk))).flatten();
+            owner.is_some_and(|(owner, _)| owner.kind == LogKind::Values && owner.index < end)
+        })
+    }
+
+    /// Moves records to the tail. Those that find no space, or no room in the segment, are left.
+    async fn move_group(
+        &self,
+        store: &Store,
+        held: &HeldSegment<'_>,
+        group: &[RecordToMove],
+        opens: u64,
+        visit: &mut SegmentVisit,
+    ) -> Result<(), EngineError> {
+        let reads = group.iter().map(|record| self.read_to_move(store, record, opens));
+        let (mut appended, mut failure) = (Vec::with_capacity(group.len()), None);
+        for (record, read) in group.iter().zip(join_all(reads).await) {
+            let new = match read {
+                Ok(MovedRecord::Intact(buffer, value)) => {
+                    self.append_moved(store, record, &buffer[value]).map(Some)
+                }
+                Ok(MovedRecord::Damaged) => Ok(None),
+                Ok(MovedRecord::Replaced) => Err(device_error(DeviceError::NoSpace, store.id)),
+                Err(error) => Err(error),
+            };
+            match new {
+                Ok(new) => appended.push((record, new)),
+                Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => {
+                    visit.left.insert(record.key.clone());
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        let writes = appended.iter_mut().map(|(_, new)| async move {
+            match new {
+                Some(new) => new.written(self).await,
+                None => Ok(()),
+            }
+        });
+        let written = join_all(writes).await;
+        held.with(|state, segment| {
+            for ((record, new), _) in appended.iter().zip(&written).filter(|(_, written)| written.is_ok()) {
+                let at = new.as_ref().map(|new| new.place().clone());
+                match self.replace_moved(state, segment, record, at) {
+                    EntryMove::Changed => visit.moved += 1,
+                    EntryMove::Replaced => {}
+                    EntryMove::NoRoom => {
+                        visit.left.insert(record.key.clone());
+                    }
+                }
+            }
+        });
+        // Their entries are in the image, or will be in none.
+        drop(appended);
+        match failure.or(written.into_iter().find_map(Result::err)) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads a record until it is intact, or as often as damage has to be seen.
+    async fn read_to_move(
+        &self,
+        store: &Store,
+        record: &RecordToMove,
+        opens: u64,
+    ) -> Result<MovedRecord, EngineError> {
+        for _ in 0..DAMAGE_READS {
+            match self.read_record(store, &record.entry(), opens).await {
+                Ok(RecordRead::Value(buffer, value)) => return Ok(MovedRecord::Intact(buffer, value)),
+                // The window is this compaction's: its chunks are freed only after a later round.
+                Ok(RecordRead::Reused | RecordRead::Unowned(_)) => return Ok(MovedRecord::Replaced),
+                Ok(RecordRead::Damaged(_)) => {}
+                Err(EngineError::Device { error, .. }) if is_media_error(error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(MovedRecord::Damaged)
+    }
+
+    /// Appends a record again, unless that would take the chunks that its image and key compaction need.
+    fn append_moved<'a>(
+        &self,
+        store: &'a Store,
+        record: &RecordToMove,
+        value: &[u8],
+    ) -> Result<AppendedValue<'a>, EngineError> {
+        let (pool, chunk_bytes) = (&self.volume.pool, self.volume.layout().chunk_bytes());
+        if pool.free() < pool.limits().move_floor(record.record_bytes().div_ceil(chunk_bytes)) {
+            return Err(device_error(DeviceError::NoSpace, store.id));
+        }
+        let new = NewValueRecord { key: &record.key, meta: record.meta, value_bytes: record.value_bytes };
+        let prefix = self.prefix_in(store, &record.key);
+        self.append_value(store, prefix, &new, std::iter::once(value), ChunkPurpose::Compaction)
+    }
+
+    /// Gives an entry its new place, or states that its value is lost, if it still has the old place.
+    fn replace_moved(
+        &self,
+        state: &mut StoreState,
+        segment: SegmentNumber,
+        record: &RecordToMove,
+        at: Option<ValuePlace>,
+    ) -> EntryMove {
+        let image = state.busy.image(segment);
+        if image.find(&record.key) != Some(record.entry()) {
+            return EntryMove::Replaced;
+        }
+        let bytes = record.value_bytes;
+        let contents = match at.clone() {
+            Some(at) => EntryContents::Value { bytes, at },
+            None => EntryContents::LostValue { bytes },
+        };
+        let entry = SegmentEntry { key: &record.key, meta: record.meta, contents };
+        if !self.has_room(image, &entry) {
+            return EntryMove::NoRoom;
+        }
+        let difference = image.replace(&entry);
+        if let Some(old) = &difference.old {
+            state.note_vacated(old, self.volume.layout(), &self.volume.pool);
+        }
+        let record_bytes = record.record_bytes();
+        let counters = &self.volume.counters;
+        match &at {
+            Some(_) => {
+                counters.moved_values.fetch_add(1, Ordering::Relaxed);
+                counters.moved_bytes.fetch_add(record_bytes.into(), Ordering::Relaxed);
+            }
+            None => {
+                counters.lost_values.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let new = at.map(|at| OldValue { at, record_bytes });
+        let change = EntryChange { difference, new };
+        state.busy.mark_dirty(segment, Some(change), ChangeSource::Compaction, &mut state.batches);
+        EntryMove::Changed
+    }
+}

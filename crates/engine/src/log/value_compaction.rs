@@ -1,0 +1,325 @@
+//! Compaction of a value log: the live records of its head chunks move to the tail, a window at a time.
+//!
+//! ```text
+//!   window = head chunks │ round = one of them
+//!   directory ─▶ ids ─▶ segments that were not visited in the window ─▶ S visits at a time
+//!     visit    segment held ─▶ all its records in the window read, appended to the tail, written
+//!                           ─▶ under the lock: each entry that still has the old place gets the new one ─▶ dirty, visited
+//!   ─▶ published ─▶ live records of the chunk = 0 ─▶ the head advances, which the next image or marker states
+//! ```
+//! In: a store whose value log has a sealed chunk. Out: a head that is one chunk further, or the same head and the visits so far.
+//!
+//! Invariants: the head passes a chunk only when no image, published or not, names a record in it, no write of a record in it is under way,
+//! and an image has stated a tail behind it. A record is moved only if it is intact; one that is damaged in three reads leaves an entry of a
+//! lost value. Without a directory every record of the chunk is found by its header, or every segment is visited. Visits in progress
+//! are never dropped: others may wait for the writes that they lead.
+//! Tested in `compaction_tests.rs`.
+
+use super::chunk_directory::{
+    ChunkDirectory, DIRECTORY_TRAILER_BYTES, DirectoryError, DirectoryPlace, UncheckedDirectory,
+};
+use super::chunk_pool::ChunkPool;
+use super::compaction_rounds::RoundEnd;
+use super::compaction_window::CompactionWindow;
+use super::core::LogCore;
+use super::hash_prefix::{HashPrefix, SegmentNumber};
+use super::key_compaction::CHUNK_READ_BYTES;
+use super::log_layout::LogLayout;
+use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::record_walk::{RecordWalk, WalkStep};
+use super::segment_image::OldValue;
+use super::segment_visit::VisitEnd;
+use super::store::{Store, StoreState, granules_of};
+use super::value_record::ValueRecordPlace;
+use crate::EngineError;
+use crate::common::media_errors::is_media_error;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use octokv_base::map::FxHashSet;
+use std::collections::VecDeque;
+
+/// The end of a chunk that is read first: most directories are as long, or shorter.
+const DIRECTORY_READ_BYTES: u32 = 16 << 10;
+
+/// How visits ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum VisitsEnd {
+    /// All segments were visited.
+    All,
+    /// Space became short. Whether any record was moved before.
+    Paused { has_moved: bool },
+}
+
+/// Segments that have to be visited.
+enum SegmentsToVisit {
+    /// Those of these ids.
+    OfIds(VecDeque<u32>),
+    /// All from this one on that were not visited in the window. New halves have higher numbers than their parents.
+    UnvisitedFrom(SegmentNumber),
+}
+
+/// The head chunk of a value log, in its window.
+#[derive(Clone, Copy)]
+struct HeadChunk {
+    index: ChunkIndex,
+    chunk: ChunkNumber,
+}
+
+impl StoreState {
+    /// Notes that compaction has moved a record, which leaves space in chunks that are not at the head yet.
+    pub(super) fn note_vacated(&mut self, old: &OldValue, layout: &LogLayout, pool: &ChunkPool) {
+        for (chunk, granules) in granules_of(old, layout) {
+            if let Some((owner, _)) = pool.owner_of(pool.first_unit_of(chunk)) {
+                *self.vacated_granules.entry(owner.index).or_default() += granules;
+            }
+        }
+    }
+
+    /// Whether a segment was visited in the window.
+    fn is_visited(&mut self, segment: SegmentNumber) -> bool {
+        let segments = self.table.segments();
+        self.window.as_mut().is_some_and(|window| window.is_visited(segment, segments))
+    }
+
+    /// Notes that no entry of a segment has a record in the window.
+    pub(super) fn set_visited(&mut self, segment: SegmentNumber) {
+        let segments = self.table.segments();
+        if let Some(window) = &mut self.window {
+            window.set_visited(segment, segments);
+        }
+    }
+}
+
+impl LogCore {
+    /// Moves what is live in the head chunk of a value log, and advances the head.
+    ///
+    /// # Errors
+    /// Device failures, no memory. The head is where it was, and a further round goes on.
+    pub(super) async fn compact_values(&self, store: &Store) -> Result<RoundEnd, EngineError> {
+        let head = match self.open_window(store) {
+            Ok(head) => head,
+            Err(end) => return Ok(end),
+        };
+        // Records of images that are not published are not counted yet.
+        self.commit_all(store).await?;
+        if !self.is_chunk_empty(head.chunk)
+            && let VisitsEnd::Paused { has_moved } = self.visit_chunk(store, head).await?
+        {
+            return Ok(RoundEnd::Paused { has_moved });
+        }
+        // The images that state the head state a tail behind it: recovery follows the chunks from one to the next.
+        while store.state.lock().stated_value_chunk <= head.index {
+            self.append_marker_now(store).await?;
+        }
+        let state = &mut *store.state.lock();
+        let next = ChunkIndex(head.index.0 + 1);
+        state.advance_head(LogKind::Values, next, &self.volume.pool);
+        state.vacated_granules = state.vacated_granules.split_off(&next);
+        Ok(RoundEnd::Advanced)
+    }
+
+    /// The head chunk, in a window: a new one if there is none, or its end is reached.
+    ///
+    /// # Errors
+    /// How the round ends: without a chunk, or because writes of records in it are under way.
+    fn open_window(&self, store: &Store) -> Result<HeadChunk, RoundEnd> {
+        let mut guard = store.state.lock();
+        let state = &mut *guard;
+        let (index, chunk) = state.values.sealed().next().ok_or(RoundEnd::NoChunk)?;
+        if state.window.as_ref().is_none_or(|window| window.end() <= index) {
+            let sealed = state.values.chunk_count() as u32 - 1;
+            let chunks = sealed.checked_div(self.volume.settings.window_divisor).unwrap_or(1).max(1);
+            // Behind this no record is under way, written or not: new ones begin in the last chunk.
+            let written = store.tail.lock().completed().index;
+            let settled = state.first_unentered().map_or(written, |first| first.min(written));
+            let end = ChunkIndex(index.0 + chunks).min(settled);
+            if end <= index {
+                return Err(RoundEnd::Paused { has_moved: false });
+            }
+            state.window = Some(CompactionWindow::new(end, state.table.segments()));
+        }
+        Ok(HeadChunk { index, chunk })
+    }
+
+    /// Visits the segments with records in a chunk until no image names one.
+    async fn visit_chunk(&self, store: &Store, head: HeadChunk) -> Result<VisitsEnd, EngineError> {
+        let first = match self.ids_of_chunk(store, head).await? {
+            Some(ids) => SegmentsToVisit::OfIds(ids),
+            None => SegmentsToVisit::UnvisitedFrom(SegmentNumber(0)),
+        };
+        let end = self.visit_all(store, first).await?;
+        if end != VisitsEnd::All {
+            return Ok(end);
+        }
+        self.commit_all(store).await?;
+        let is_counted_out = self.volume.pool.live_of(head.chunk).is_none_or(|live| live.records == 0);
+        if is_counted_out {
+            return Ok(VisitsEnd::All);
+        }
+        // Damaged buckets hide the entries of records, which are counted for ever. That no other entry is left has to be seen.
+        if let Some(window) = &mut store.state.lock().window {
+            window.clear_visits();
+        }
+        let end = self.visit_all(store, SegmentsToVisit::UnvisitedFrom(SegmentNumber(0))).await?;
+        self.commit_all(store).await?;
+        Ok(end)
+    }
+
+    /// Visits segments, some at a time.
+    async fn visit_all(
+        &self,
+        store: &Store,
+        mut segments: SegmentsToVisit,
+    ) -> Result<VisitsEnd, EngineError> {
+        let (mut running, mut visiting) = (FuturesUnordered::new(), FxHashSet::default());
+        let (mut failure, mut has_moved, mut has_left, mut is_paused) = (None, false, false, false);
+        loop {
+            while failure.is_none()
+                && !is_paused
+                && running.len() < self.volume.settings.sub_compactions.max(1)
+                && let Some((segment, prefix)) = next_segment(store, &mut segments, &visiting)
+            {
+                // Without space for the shortest record; longer ones find that out by themselves.
+                if self.volume.pool.free() < self.volume.pool.limits().move_floor(1) {
+                    is_paused = true;
+                    break;
+                }
+                visiting.insert(segment);
+                running.push(async move { (segment, self.visit_segment(store, prefix).await) });
+            }
+            let Some((segment, visit)) = running.next().await else { break };
+            visiting.remove(&segment);
+            match visit {
+                Ok(VisitEnd { moved, is_complete }) => {
+                    has_moved |= moved > 0;
+                    has_left |= !is_complete;
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if has_moved && let Some(window) = &mut store.state.lock().window {
+            window.set_begun();
+        }
+        match failure {
+            Some(error) => Err(error),
+            None if is_paused || has_left => Ok(VisitsEnd::Paused { has_moved }),
+            None => Ok(VisitsEnd::All),
+        }
+    }
+
+    fn directory_place(&self, store: &Store, index: ChunkIndex) -> DirectoryPlace {
+        let layout = self.volume.layout();
+        DirectoryPlace {
+            volume_id: self.volume.fixed().volume_id,
+            partition: store.id,
+            index,
+            chunk_bytes: layout.chunk_bytes(),
+            granule_log2: layout.granule_log2,
+        }
+    }
+
+    /// The ids of all records of a chunk, ascending, each once; `None` if only visits of all segments find them.
+    async fn ids_of_chunk(
+        &self,
+        store: &Store,
+        head: HeadChunk,
+    ) -> Result<Option<VecDeque<u32>>, EngineError> {
+        let ids = match self.read_directory(store, head).await? {
+            Some(directory) => Some(directory.ids),
+            None => self.walk_chunk(store, head).await?,
+        };
+        Ok(ids.map(|mut ids| {
+            ids.sort_unstable();
+            ids.dedup();
+            ids.into()
+        }))
+    }
+
+    /// The directory of a chunk; `None` if it has none.
+    async fn read_directory(
+        &self,
+        store: &Store,
+        head: HeadChunk,
+    ) -> Result<Option<ChunkDirectory>, EngineError> {
+        let layout = self.volume.layout();
+        let mut need_bytes = DIRECTORY_READ_BYTES.max(DIRECTORY_TRAILER_BYTES as u32);
+        loop {
+            let units = need_bytes.div_ceil(layout.unit_bytes).min(layout.chunk_units);
+            let first = layout.unit_of(head.chunk, layout.chunk_units - units);
+            let bytes = match self.read_units(first, units, store.id).await {
+                Ok(bytes) => bytes,
+                Err(EngineError::Device { error, .. }) if is_media_error(error) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let place = self.directory_place(store, head.index);
+            match (UncheckedDirectory { bytes: &bytes, place }).check() {
+                Ok(directory) => return Ok(Some(directory)),
+                // At most the chunk: a longer one would be malformed.
+                Err(DirectoryError::Longer { need_bytes: longer }) if units < layout.chunk_units => {
+                    need_bytes = longer as u32;
+                }
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// The ids of the records of a chunk, by their headers; `None` if some may be hidden: in a gap that is not zero.
+    async fn walk_chunk(&self, store: &Store, head: HeadChunk) -> Result<Option<Vec<u32>>, EngineError> {
+        let layout = self.volume.layout();
+        let mut bytes = Vec::with_capacity(layout.chunk_bytes() as usize);
+        let mut unit = 0;
+        while unit < layout.chunk_units {
+            let units = (layout.chunk_units - unit).min(CHUNK_READ_BYTES / layout.unit_bytes);
+            match self.read_units(layout.unit_of(head.chunk, unit), units, store.id).await {
+                Ok(read) => bytes.extend_from_slice(&read),
+                Err(EngineError::Device { error, .. }) if is_media_error(error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+            unit += units;
+        }
+        let first = ValueRecordPlace {
+            volume_id: self.volume.fixed().volume_id,
+            partition: store.id,
+            index: head.index,
+            granule: 0,
+        };
+        let steps = RecordWalk::new(&bytes, first, layout.granule_log2);
+        let ids = steps.filter_map(|step| match step {
+            WalkStep::Record { head, .. } => Some(Some(self.prefix_in(store, head.key).id())),
+            WalkStep::Gap { is_zero: true, .. } => None,
+            WalkStep::Gap { is_zero: false, .. } => Some(None),
+        });
+        Ok(ids.collect())
+    }
+}
+
+/// The next segment that was not visited and is not visited now, with a prefix in it.
+fn next_segment(
+    store: &Store,
+    segments: &mut SegmentsToVisit,
+    visiting: &FxHashSet<SegmentNumber>,
+) -> Option<(SegmentNumber, HashPrefix)> {
+    let mut guard = store.state.lock();
+    let state = &mut *guard;
+    let level = state.table.level();
+    match segments {
+        SegmentsToVisit::OfIds(ids) => {
+            // A segment that is visited now may be split before: its ids are looked at again.
+            for _ in 0..ids.len() {
+                let id = ids.pop_front()?;
+                let prefix = HashPrefix::of_id(id);
+                let (segment, _) = level.segment_of(prefix);
+                if visiting.contains(&segment) {
+                    ids.push_back(id);
+                } else if !state.is_visited(segment) {
+                    return Some((segment, prefix));
+                }
+            }
+            None
+        }
+        SegmentsToVisit::UnvisitedFrom(from) => {
+            let segment = state.window.as_mut()?.next_unvisited(*from, level.segments())?;
+            *from = SegmentNumber(segment.0 + 1);
+            Some((segment, level.range_of(segment).first))
+        }
+    }
+}
