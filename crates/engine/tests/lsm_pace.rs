@@ -241,6 +241,51 @@ fn tombstones_that_an_iterator_needs_are_dropped_when_it_has_ended() {
     assert_eq!(tables(&volume), 0, "{:?}", volume.tree());
 }
 
+/// The sizes that a volume of its length has.
+fn by_its_length(_settings: &mut TreeSettings) {}
+
+#[test]
+fn puts_on_a_nearly_full_volume_are_stored_and_none_waits_for_much_of_the_collection() {
+    const VALUE_BYTES: usize = 5_000;
+    const VOLUME_BYTES: u64 = 24 << 20;
+    let mut volume = Maintained::with(u64::MAX, by_its_length);
+    let mut keys = 1_000;
+    while volume.engine.statistics().used_bytes * 100 < volume.engine.statistics().capacity_bytes * 85 {
+        volume.put(keys..keys + 10, VALUE_BYTES);
+        keys += 10;
+    }
+    volume.advance_ms(5_000);
+    let (longest_bytes, longest, count) =
+        (Rc::new(Cell::new(0)), Rc::<Puts>::default(), Rc::new(Cell::new(0u64)));
+    for writer in 0..8 {
+        let (engine, handle) = (Rc::clone(&volume.engine), volume.handle.clone());
+        let (longest_bytes, longest, count) =
+            (Rc::clone(&longest_bytes), Rc::clone(&longest), Rc::clone(&count));
+        volume.tasks.add(async move {
+            let mut random = Prng::new(writer);
+            let collected = || engine.statistics().tree.expect("it has one").moved_bytes;
+            loop {
+                let key = key_of(random.below(keys));
+                let record = record_of(engine.record_layout(), &key, &value_of(&key, writer, VALUE_BYTES));
+                let (begun, before) = (handle.now(), collected());
+                let stored = engine.put(&key, PutMode::Upsert, record, VALUE_BYTES).await;
+                assert_eq!(stored, Ok(PutOutcome::Stored), "put {}", count.get());
+                longest.longest.set(longest.longest.get().max(handle.now().since(begun)));
+                longest_bytes.set(longest_bytes.get().max(collected() - before));
+                count.set(count.get() + 1);
+                handle.sleep(Nanos::from_millis(1)).await;
+            }
+        });
+    }
+    volume.advance_ms(20_000);
+    let (stalls, longest) = (volume.tree().stalls, longest.longest.get());
+    let report =
+        format!("{} puts, {longest:?} and {} B for one, {stalls:?}", count.get(), longest_bytes.get());
+    // The keys were overwritten more than once.
+    assert!(count.get() > 2 * keys, "{report}");
+    assert!(longest_bytes.get() < VOLUME_BYTES / 4 && longest < Nanos::from_millis(500), "{report}");
+}
+
 #[test]
 fn writers_that_compaction_cannot_follow_are_delayed_and_not_stopped() {
     const COMPACTED_PER_SECOND: u64 = 512 << 10;

@@ -6,13 +6,13 @@
 //! In: a compaction. Out: an edit. Holds: the entries of the keys whose values are being read, at most [`HURRIED_AHEAD_BYTES_MAX`] of values.
 //!
 //! Invariants: nothing changes before the edit; a run that fails or is dropped leaves the tree as it was. A part of a table that cannot be read becomes a lost range of the
-//! edit. A value whose record is damaged keeps its address, and so its segment. A device that fails costs nothing: the run fails.
+//! edit. A value whose record is damaged, or finds no free run, keeps its address, and so its segment. A device that fails costs nothing: the run fails.
 
 use super::compaction::TreeCompaction;
 use super::copied_entry::{CopiedEntry, CopiedValue};
 use super::core::LsmCore;
 use super::cursor::EntryCursor;
-use super::entry::{Position, TreeEntry, ValueAddress};
+use super::entry::{Position, TreeEntry};
 use super::kept_keys::KeptKeys;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
 use super::lost_ranges::{LostRange, LostRanges};
@@ -108,6 +108,8 @@ struct RunOutput<'a> {
     ahead_bytes: u64,
     ahead_bytes_max: u64,
     ahead_reads: usize,
+    /// Whether a value found no free run.
+    has_crowded: bool,
     /// The records whose move has begun, in bytes.
     moved_bytes: u64,
     slice: WorkSlice,
@@ -249,6 +251,7 @@ impl LsmCore {
             ahead_bytes: 0,
             ahead_bytes_max: if pace.handle.is_some() { AHEAD_BYTES_MAX } else { HURRIED_AHEAD_BYTES_MAX },
             ahead_reads: 0,
+            has_crowded: false,
             moved_bytes: 0,
             slice: WorkSlice::default(),
             kept_keys: &compaction.kept_keys,
@@ -263,7 +266,7 @@ impl LsmCore {
             output.values.give_up().await;
             return Err(error);
         }
-        let RunOutput { tables, values, lost, .. } = output;
+        let RunOutput { tables, values, lost, has_crowded, .. } = output;
         let settled = settled_by(compaction, oldest_snapshot, volume.forget_below());
         let tables = match tables.finish(settled).await {
             Ok(tables) => tables,
@@ -280,6 +283,9 @@ impl LsmCore {
             added_lost: lost,
             ..compaction.edit(tables)
         };
+        if !segments.is_empty() && !has_crowded {
+            volume.compaction.crowded.lock().clear();
+        }
         drop(segments);
         self.commit_compaction(edit).await?;
         volume.compaction.drained_bytes.fetch_add(drained_bytes(compaction), Ordering::Relaxed);
@@ -431,10 +437,13 @@ impl LsmCore {
                 self.volume.compaction.unmovable.lock().insert(address.segment);
                 continue;
             };
-            let moved: ValueAddress = output
-                .values
-                .push(&first.key, &buffer[value], record_meta(entry.version, entry.expires_at))
-                .await?;
+            let meta = record_meta(entry.version, entry.expires_at);
+            let Some(moved) = output.values.push(&first.key, &buffer[value], meta).await? else {
+                // The others of its segment move, and leave less to be moved when there is a run for this one.
+                output.has_crowded = true;
+                self.volume.compaction.crowded.lock().insert(address.segment);
+                continue;
+            };
             entry.value = CopiedValue::InSegment(moved);
             // Checked and copied twice.
             output.slice.count_bytes(2 * (units.end - units.start) * self.volume.unit_bytes() as u64).await;

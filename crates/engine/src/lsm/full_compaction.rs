@@ -16,6 +16,7 @@ use super::compaction::{
 use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
 use super::maintenance::{COMPACTION_LOCK, CompactionStep, RunningCompaction, is_no_space};
+use super::space_reserve::SpaceDemand;
 use super::table_meta::TableMeta;
 use super::version_edit::LEVELS;
 use super::volume::LsmVolume;
@@ -101,7 +102,7 @@ impl LsmCore {
                 && volume.compaction.work_bytes() - work_bytes > initial.bytes
         };
         while is_wanted() && !has_done_enough() {
-            match self.compact_at_once(true).await? {
+            match self.compact_at_once(SpaceDemand::Garbage).await? {
                 CompactionStep::Nothing => break,
                 CompactionStep::Postponed(error) => return Err(error),
                 CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,

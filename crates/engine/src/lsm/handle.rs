@@ -6,6 +6,7 @@
 use super::core::LsmCore;
 use super::maintenance::CompactionStep;
 use super::retention::ForgottenTombstones;
+use super::space_reserve::SpaceDemand;
 use super::tree_iterator::TreeIterator;
 use super::volume::LsmVolume;
 use crate::common::abandoned::{RunnerCell, RunnerPool};
@@ -118,7 +119,8 @@ impl LsmEngine {
         let core = Rc::clone(&self.core);
         let step = async move {
             let pace = super::compaction_run::RunPace { handle: None };
-            match core.compact_step(&pace, wants_space).await? {
+            let need = if wants_space { SpaceDemand::Garbage } else { SpaceDemand::None };
+            match core.compact_step(&pace, need).await? {
                 CompactionStep::Compacted => Ok(true),
                 CompactionStep::LookAgain | CompactionStep::Nothing => Ok(false),
                 CompactionStep::Postponed(error) => Err(error),

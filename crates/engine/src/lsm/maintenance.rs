@@ -1,4 +1,4 @@
-//! The work of a volume beside its operations: room in the journal, space, flushes, compactions, checkpoints.
+//! The work of a volume beside its operations: room in the journal, flushes, compactions, checkpoints.
 //!
 //! In: what the volume uses. Out: flushes and compactions, by the task that maintains the volume, or by a put that finds no room.
 //! Invariants: one compaction at a time; a put waits for work only if there is some that can make room for it.
@@ -8,9 +8,7 @@ use super::compaction_choice::{CompactionChoice, choose_compaction};
 use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
 use super::postponed_reads::{PAUSE_MIN, next_pause};
-use super::table_meta::SegmentMeta;
-use super::value_segments::RecordSpace;
-use super::version_edit::VersionEdit;
+use super::space_reserve::SpaceDemand;
 use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::background_task::{ErrorReports, wait_at_most};
@@ -27,7 +25,7 @@ pub(super) const COMPACTION_LOCK: u64 = 1;
 /// The lock of puts that make room in the journal.
 const ROOM_LOCK: u64 = 2;
 /// The lock of the next segment.
-const SEGMENT_LOCK: u64 = 3;
+pub(super) const SEGMENT_LOCK: u64 = 3;
 /// The pause between two rounds of maintenance.
 const ROUND: Nanos = Nanos::from_millis(20);
 /// How often in their idle time iterators are looked at.
@@ -46,13 +44,9 @@ const PASSED_MAX: u32 = 8;
 const SCARCE_LIVE_PERMILLE: u16 = 900;
 /// Then so many of a thousand dead bytes in all segments are worth compactions.
 const SCARCE_GARBAGE_PERMILLE: u16 = 20;
-
-/// A put that finds no space makes more than it needs, so that not every put does: one of so many parts of the reserve.
-const SPARE_DIVISOR: u64 = 32;
-/// While space is scarce, a compaction moves at most one of so many parts of the reserve.
-const STEPS_OF_RESERVE: u64 = 8;
-/// Space is short when puts can use less than this fraction of the reserve: one half.
-const SHORT_DIVISOR: u64 = 2;
+/// The same before a put is refused.
+const LAST_LIVE_PERMILLE: u16 = 990;
+const LAST_GARBAGE_PERMILLE: u16 = 1;
 
 /// A compaction that runs, until this is dropped.
 pub(super) struct RunningCompaction<'a> {
@@ -99,28 +93,24 @@ impl LsmVolume {
         self.snapshots.oldest().map_or(last, |oldest| oldest.point.sequence)
     }
 
-    /// Whether space is scarce, so that also segments that are mostly alive are collected.
-    fn is_space_scarce(&self) -> bool {
-        self.space.free_units() < 2 * self.reserve_units()
-    }
-
-    /// Whether puts will soon find no space: compaction then makes some before they wait for it.
-    pub(super) fn is_space_short(&self) -> bool {
-        !self.has_spare_units(self.reserve_units() / SHORT_DIVISOR)
-    }
-
-    fn choose(&self, wants_space: bool) -> CompactionChoice {
+    fn choose(&self, need: SpaceDemand) -> CompactionChoice {
         self.release_reclaimed();
+        let wants_space = need != SpaceDemand::None;
         let mut running = self.compaction.running.lock();
         let mut settings: CompactionSettings = self.settings.compaction.clone();
-        if wants_space || self.is_space_scarce() {
-            settings.segment_live_permille = SCARCE_LIVE_PERMILLE;
-            settings.garbage_permille = SCARCE_GARBAGE_PERMILLE;
-        }
+        (settings.segment_live_permille, settings.garbage_permille) = match need {
+            SpaceDemand::All => (LAST_LIVE_PERMILLE, LAST_GARBAGE_PERMILLE),
+            SpaceDemand::Garbage => (SCARCE_LIVE_PERMILLE, SCARCE_GARBAGE_PERMILLE),
+            _ if (wants_space || self.is_space_scarce()) && self.has_excess_garbage() => {
+                (SCARCE_LIVE_PERMILLE, SCARCE_GARBAGE_PERMILLE)
+            }
+            _ => (settings.segment_live_permille, settings.garbage_permille),
+        };
         if self.compaction.is_idle.load(Ordering::Relaxed) {
             settings.tombstone_permille = settings.tombstone_permille.min(IDLE_TOMBSTONE_PERMILLE);
         }
         let mut unmovable = self.compaction.unmovable.lock().clone();
+        unmovable.extend(self.compaction.crowded.lock().iter());
         let postponed = {
             let postponed = self.compaction.postponed.lock();
             unmovable.extend(postponed.segments());
@@ -132,10 +122,7 @@ impl LsmVolume {
         settings.output_bytes_max = (free_bytes / 4 * 3) >> self.compaction.space_failures();
         settings.input_bytes_max = settings.input_bytes_max.min(settings.output_bytes_max / 2);
         if wants_space || self.is_space_scarce() {
-            // What is freed at once is what puts wait for.
-            let step_bytes =
-                (self.settings.reserve_bytes / STEPS_OF_RESERVE).max(2 * self.settings.segment_bytes);
-            settings.moved_bytes_max = settings.moved_bytes_max.min(step_bytes);
+            settings.moved_bytes_max = settings.moved_bytes_max.min(self.collected_bytes());
         }
         settings.moved_bytes_max = settings.moved_bytes_max.min(settings.input_bytes_max);
         let choice = self.versions.with_usage(|version, usage| {
@@ -159,14 +146,14 @@ impl LsmVolume {
 }
 
 impl LsmCore {
-    /// Compacts once, if there is something to compact. With `wants_space`, also for little gain.
+    /// Compacts once, if there is something to compact: the more space is needed, the less has to be gained.
     ///
     /// # Errors
     /// Those of the compaction, after which the tree is as it was.
     pub(super) async fn compact_step(
         &self,
         pace: &RunPace<'_>,
-        wants_space: bool,
+        need: SpaceDemand,
     ) -> Result<CompactionStep, EngineError> {
         let volume = &self.volume;
         let _hurry = pace.hurry(volume);
@@ -174,7 +161,7 @@ impl LsmCore {
         if volume.commits.has_failed() {
             return Err(EngineError::ReadOnly);
         }
-        match volume.choose(wants_space) {
+        match volume.choose(need) {
             CompactionChoice::Nothing => {
                 // Nothing fits the bound that earlier failures left: the next choice has all of the free space again.
                 volume.compaction.note_outcome(false);
@@ -225,44 +212,23 @@ impl LsmCore {
         Ok(())
     }
 
-    /// Waits for work without which a write cannot go on, and counts it.
-    pub(super) async fn counted_wait<T>(&self, work: impl Future<Output = T>) -> T {
-        let state = &self.volume.compaction;
-        let start = self.clock();
-        let done = work.await;
-        state.waited_writes.fetch_add(1, Ordering::Relaxed);
-        if let (Some(start), Some(end)) = (start, self.clock()) {
-            state.waited_ns.fetch_add(end.0.saturating_sub(start.0), Ordering::Relaxed);
-        }
-        done
-    }
-
-    /// Whether a put of a value in the tree finds space, after work that can free some.
-    pub(super) async fn has_space(&self) -> Result<bool, EngineError> {
-        let volume = &self.volume;
-        match volume.has_spare_units(1) {
-            true => Ok(true),
-            false => Box::pin(self.counted_wait(self.make_space(1))).await,
-        }
-    }
-
     /// Before a flush, keeps what flushes and compactions need: the reserve, which deletes use up since they are never refused; and few runs in level 0, since
     /// readers look at each.
     async fn make_flush_room(&self) -> Result<(), EngineError> {
         let volume = &self.volume;
         let is_short = || {
             volume.release_reclaimed();
-            volume.space.free_units() < volume.reserve_units() / 4 * 3
+            volume.space.free_units() < volume.kept_units() / 4 * 3
         };
         while is_short() {
-            match self.compact_at_once(true).await? {
+            match self.compact_at_once(SpaceDemand::ForPuts).await? {
                 // The flush needs none of what the device cannot read now.
                 CompactionStep::Nothing | CompactionStep::Postponed(_) => break,
                 CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
             }
         }
         while volume.versions.current().level0_runs() >= volume.settings.pacing.level0_hard
-            && self.compact_at_once(false).await? == CompactionStep::Compacted
+            && self.compact_at_once(SpaceDemand::None).await? == CompactionStep::Compacted
         {
             yield_now().await;
         }
@@ -271,10 +237,10 @@ impl LsmCore {
 
     /// Compacts at once, for space or since level 0 has as many tables as it may have, if there is something to compact and space to do it. What the device fails
     /// to read is passed over, a few times.
-    pub(super) async fn compact_at_once(&self, wants_space: bool) -> Result<CompactionStep, EngineError> {
+    pub(super) async fn compact_at_once(&self, need: SpaceDemand) -> Result<CompactionStep, EngineError> {
         let mut passed = 0;
         loop {
-            match self.compact_step(&RunPace { handle: None }, wants_space).await {
+            match self.compact_step(&RunPace { handle: None }, need).await {
                 // Nothing has changed, and the next choice is a smaller one.
                 Err(error) if is_no_space(&error) => match self.volume.compaction.is_out_of_space() {
                     true => return Ok(CompactionStep::Nothing),
@@ -285,80 +251,6 @@ impl LsmCore {
                     yield_now().await;
                 }
                 other => return other,
-            }
-        }
-    }
-
-    /// Compacts until there is space for `units`, and for some more puts, or nothing more can be freed; then flushes what memtables have replaced, and compacts that.
-    /// Whether there is space for the units.
-    ///
-    /// # Errors
-    /// Device failures: also one of a read, if there is no space and what could not be read may have some.
-    async fn make_space(&self, units: u64) -> Result<bool, EngineError> {
-        let volume = &self.volume;
-        let more_units = volume.reserve_units() / SPARE_DIVISOR;
-        let mut is_flushed = false;
-        while !volume.has_spare_units(units + more_units) || !volume.has_spare_run(units) {
-            match self.compact_at_once(true).await? {
-                CompactionStep::Compacted | CompactionStep::LookAgain => yield_now().await,
-                CompactionStep::Postponed(_) => break,
-                CompactionStep::Nothing if std::mem::replace(&mut is_flushed, true) => break,
-                CompactionStep::Nothing => match self.flush_memtables().await {
-                    Err(error) if is_no_space(&error) => break,
-                    flushed => {
-                        flushed?;
-                        self.remove_unused_segments().await?;
-                        checkpoint_if(self, || volume.is_image_long()).await?;
-                    }
-                },
-            }
-        }
-        match (volume.has_spare_run(units), volume.compaction.postponed.lock().error()) {
-            // Not known to be full.
-            (false, Some(error)) => Err(error),
-            (has_run, _) => Ok(has_run),
-        }
-    }
-
-    /// Space for the record of a value; `None` if the volume is full.
-    ///
-    /// # Errors
-    /// Those of an edit, and of work that can free space.
-    pub(super) async fn record_space(
-        &self,
-        units: u64,
-        value_bytes: u32,
-    ) -> Result<Option<RecordSpace<'_>>, EngineError> {
-        match self.volume.segments.reserve(units, value_bytes) {
-            Some(space) => Ok(Some(space)),
-            // Boxed because it is rare: it would enlarge every put's future.
-            None => Box::pin(self.open_segment(units, value_bytes)).await,
-        }
-    }
-
-    async fn open_segment(
-        &self,
-        units: u64,
-        value_bytes: u32,
-    ) -> Result<Option<RecordSpace<'_>>, EngineError> {
-        let volume = &self.volume;
-        let mut tried = false;
-        loop {
-            let guard = volume.work_locks.lock(SEGMENT_LOCK).await;
-            if let Some(space) = volume.segments.reserve(units, value_bytes) {
-                return Ok(Some(space));
-            }
-            let segment_units = volume.settings.segment_bytes / volume.unit_bytes() as u64;
-            if let Some(run) = volume.allocate(segment_units.max(units), units, true) {
-                let meta: Arc<SegmentMeta> = volume.segment_meta(volume.next_segment_id(), run);
-                let edit = VersionEdit { added_segments: vec![Arc::clone(&meta)], ..VersionEdit::default() };
-                self.commit_edit(edit).await?;
-                volume.segments.open(meta);
-                return Ok(volume.segments.reserve(units, value_bytes));
-            }
-            drop(guard);
-            if std::mem::replace(&mut tried, true) || !self.counted_wait(self.make_space(units)).await? {
-                return Ok(None);
             }
         }
     }
@@ -450,7 +342,8 @@ impl LsmCore {
             {
                 reports.failed(error);
             }
-            match self.compact_step(&RunPace { handle: Some(handle) }, self.volume.is_space_short()).await {
+            let need = if self.volume.is_space_short() { SpaceDemand::ForPuts } else { SpaceDemand::None };
+            match self.compact_step(&RunPace { handle: Some(handle) }, need).await {
                 Ok(CompactionStep::Compacted) => {
                     pause = RETRY_DELAY;
                     if postponed.lock().is_empty() {

@@ -55,6 +55,11 @@ impl MemtableStack {
         self.full.last().map_or(self.active.start, |(oldest, _)| oldest.start)
     }
 
+    /// Whether one has an entry.
+    pub fn has_entries(&self) -> bool {
+        self.newest_first().any(|placed| placed.memtable.sequences().is_some())
+    }
+
     /// The memory of all memtables, in bytes.
     pub fn bytes(&self) -> u64 {
         self.newest_first().map(|placed| placed.memtable.bytes() as u64).sum()

@@ -15,7 +15,7 @@
 //! - `recovery`: opening. `verify`: verification. [`settings`]: sizes. `volume`: the state that all cores share, `volume_statistics`: what operators see of it; `core`: a core's part.
 //! - `handle`: the contract; `reads`, `writes`, `iterators`, `ring_scan`: its operations. `seam`: the engine behind the trait of all volumes.
 //! - [`memtables`]: the memtables of a volume. [`memtable`]: the newest entries, in memory ([`append_list`]: their nodes); [`memtable_slot`]: a memtable or what it became.
-//! - [`value_segments`]: where puts write values. [`journal_room`]: which puts may enter the journal.
+//! - [`value_segments`]: where puts write values. `put_space`: how a put gets space there; `space_reserve`: what of the free space it may have. [`journal_room`]: which puts may enter the journal.
 //! - `maintenance`: background work; `full_compaction`: what an operator asks for. `flush`: writes a memtable to tables. `compaction_run`: merges tables. Both write by `table_output`; `value_mover` moves values.
 //!   `edits`: how that becomes durable, and checkpoints.
 //! - [`entry`]: what a write left of a key, its place in the order, and its encoding ([`copied_entry`]: with bytes of its own). [`cursor`]: what moves over entries.
@@ -66,6 +66,7 @@ mod pace_meter;
 pub mod pacing;
 pub mod postponed_reads;
 pub mod prefetch_degree;
+mod put_space;
 mod reads;
 pub mod reclaim;
 mod recovery;
@@ -76,6 +77,7 @@ pub mod settings;
 pub mod shared_tree;
 pub mod snapshot_view;
 pub mod snapshots;
+mod space_reserve;
 pub mod superblock;
 pub mod table;
 pub mod table_meta;

@@ -4,6 +4,7 @@ use super::compaction_run::RunPace;
 use super::core::LsmCore;
 use super::open_with;
 use super::settings::TreeSettings;
+use super::space_reserve::SpaceDemand;
 use super::volume::LsmVolume;
 use crate::common::record;
 use crate::conformance::{key_of, record_of, value_of};
@@ -144,7 +145,7 @@ fn drop_half_way(seed: u64, work: impl Fn(&LsmCore) -> Work<'_>) -> (u32, u32) {
 fn flush_and_compact(core: &LsmCore) -> Work<'_> {
     Box::pin(async move {
         core.flush_memtables().await?;
-        core.compact_step(&RunPace { handle: None }, true).await.map(drop)
+        core.compact_step(&RunPace { handle: None }, SpaceDemand::Garbage).await.map(drop)
     })
 }
 

@@ -12,7 +12,6 @@ use super::volume::rest_units_least;
 use crate::EngineError;
 use crate::common::allocator::Extent;
 use crate::common::record::{self, NewRecord, RecordFormat, RecordMeta, record_bytes};
-use octokv_device::DeviceError;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,26 +43,27 @@ impl<'a> ValueMover<'a> {
         ValueMover { core, open: None, finished: Vec::new(), scratch: Vec::new(), written_bytes: 0 }
     }
 
-    /// Writes a value to its new place.
+    /// Writes a value to its new place; `None` if no free run is as long as its record.
     ///
     /// # Errors
-    /// The device's, no memory, and [`DeviceError::NoSpace`]. The mover can then only be given up.
+    /// The device's and no memory. The mover can then only be given up.
     pub(super) async fn push(
         &mut self,
         key: &[u8],
         value: &[u8],
         meta: RecordMeta,
-    ) -> Result<ValueAddress, EngineError> {
+    ) -> Result<Option<ValueAddress>, EngineError> {
         let volume = &self.core.volume;
         let unit_bytes = volume.unit_bytes();
         let units = record_bytes(key.len(), value.len()).div_ceil(unit_bytes) as u64;
         if self.open.as_ref().is_some_and(|open| open.next_unit + units > open.run.units) {
             self.finish_run().await?;
         }
+        volume.note_record(units);
         if self.open.is_none() {
-            self.open = Some(self.begin(units)?);
+            self.open = self.begin(units);
         }
-        let open = self.open.as_mut().expect("opened above");
+        let Some(open) = self.open.as_mut() else { return Ok(None) };
         let address =
             ValueAddress { segment: open.id, unit: open.next_unit as u32, value_bytes: value.len() as u32 };
         let location = open.run.location + open.next_unit;
@@ -87,15 +87,14 @@ impl<'a> ValueMover<'a> {
         self.written_bytes += self.scratch.len() as u64;
         volume.compaction.moved_values.fetch_add(1, Ordering::Relaxed);
         volume.compaction.moved_bytes.fetch_add(self.scratch.len() as u64, Ordering::Relaxed);
-        Ok(address)
+        Ok(Some(address))
     }
 
-    fn begin(&self, units: u64) -> Result<OpenRun, EngineError> {
+    fn begin(&self, units: u64) -> Option<OpenRun> {
         let volume = &self.core.volume;
-        let wanted = (volume.settings.segment_bytes / volume.unit_bytes() as u64).max(units);
-        let run = volume.allocate(wanted, units, false).ok_or(DeviceError::NoSpace)?;
+        let run = volume.allocate(volume.segment_units_for(units), units, false)?;
         let writer = RunWriter::new(self.core.io.clone(), run);
-        Ok(OpenRun { id: volume.next_segment_id(), run, writer, next_unit: 0, record_bytes: 0 })
+        Some(OpenRun { id: volume.next_segment_id(), run, writer, next_unit: 0, record_bytes: 0 })
     }
 
     async fn finish_run(&mut self) -> Result<(), EngineError> {

@@ -91,10 +91,36 @@ struct EditState {
     units: u64,
 }
 
+/// The units of a version that hold no value in a segment: a collection can free some of them, and needs some for its tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverheadUnits {
+    /// In sealed segments whose changes are in tables: those of records that no table refers to, if a segment's records are of one length.
+    pub dead: u64,
+    /// Those of all tables.
+    pub tables: u64,
+}
+
+impl OverheadUnits {
+    fn of(version: &TreeVersion, usage: &SegmentUsage) -> OverheadUnits {
+        let dead = |segment: &Arc<SegmentState>| {
+            let seal = segment.seal.filter(|seal| seal.record_bytes > 0)?;
+            let dead_bytes = seal.record_bytes.saturating_sub(usage.live_bytes(segment.meta.id()));
+            let units = u128::from(seal.units) * u128::from(dead_bytes) / u128::from(seal.record_bytes);
+            is_flushed(version, segment).then_some(units as u64)
+        };
+        OverheadUnits {
+            dead: version.segments().iter().filter_map(dead).sum(),
+            tables: version.tables().map(|(_, table)| table.extent().units).sum(),
+        }
+    }
+}
+
 /// The versions of a tree.
 pub struct VersionSet {
     current: Mutex<Arc<TreeVersion>>,
     edits: Mutex<EditState>,
+    /// Of the current version. Apart from it, because each put of a volume that is nearly full reads it.
+    overhead: Mutex<OverheadUnits>,
     reclaim: Arc<ReclaimQueue>,
 }
 
@@ -106,9 +132,11 @@ impl VersionSet {
     pub fn new(version: TreeVersion, reclaim: Arc<ReclaimQueue>) -> Result<VersionSet, VersionProblem> {
         let usage = SegmentUsage::of(&version)?;
         let units = version.extents().map(|extent| extent.units).sum();
+        let overhead = Mutex::new(OverheadUnits::of(&version, &usage));
         Ok(VersionSet {
             current: Mutex::new(Arc::new(version)),
             edits: Mutex::new(EditState { usage, units }),
+            overhead,
             reclaim,
         })
     }
@@ -163,6 +191,7 @@ impl VersionSet {
             let segment = next.segments().get(id);
             edits.units -= segment.map_or(0, |segment| segment.meta.give_up_behind(seal.units));
         }
+        *self.overhead.lock() = OverheadUnits::of(&next, &edits.usage);
         let replaced = std::mem::replace(&mut *self.current.lock(), next.clone());
         // The last references to its own nodes and tables go here, outside of the lock that readers take.
         drop(replaced);
@@ -174,6 +203,11 @@ impl VersionSet {
         let edits = self.edits.lock();
         let current = self.current();
         use_both(&current, &edits.usage)
+    }
+
+    /// The units of the current version that hold no value in a segment.
+    pub fn overhead(&self) -> OverheadUnits {
+        *self.overhead.lock()
     }
 
     /// The units that only older versions hold, and compactions that have not ended.
@@ -286,6 +320,24 @@ mod tests {
             usage.unused(version).map(|segment| segment.meta.id()).collect::<Vec<u32>>()
         };
         assert_eq!(set.with_usage(unused), [1], "segment 3 is open");
+    }
+
+    #[test]
+    fn dead_units_are_those_of_sealed_segments_whose_changes_are_in_tables() {
+        let set = example();
+        let dead_and_tables = || (set.overhead().dead, set.overhead().tables);
+        let table_units = table_fields(1, &[1], &[1]).extent.units;
+        assert_eq!(
+            dead_and_tables(),
+            (2, 2 * table_units),
+            "85 of 100 B in 3 units; the second is not flushed"
+        );
+        set.install(&VersionEdit { flushed_through: Some(9), ..VersionEdit::default() }).unwrap();
+        assert_eq!(dead_and_tables(), (2 + 2, 2 * table_units));
+        set.install(&remove(&[(0, 2), (1, 1)], &[1])).unwrap();
+        assert_eq!(dead_and_tables(), (3, 0), "all of the second");
+        let again = VersionSet::new((*set.current()).clone(), Arc::clone(set.reclaim())).unwrap();
+        assert_eq!(again.overhead(), set.overhead());
     }
 
     #[test]

@@ -59,6 +59,10 @@ pub(super) struct CompactionState {
     pub choice: Mutex<ChoiceState>,
     /// Segments of which a compaction found a value damaged.
     pub unmovable: Mutex<FxHashSet<u32>>,
+    /// Segments with a value for which a compaction found no free run, until one that moves values finds all that it needs.
+    pub crowded: Mutex<FxHashSet<u32>>,
+    /// The most units of a record for which space was wanted since the opening.
+    pub longest_record: AtomicU64,
     /// What the device failed to read.
     pub postponed: Mutex<PostponedReads>,
     /// Compactions that failed because of it.
@@ -361,37 +365,11 @@ impl LsmVolume {
         Some(extent)
     }
 
-    /// Whether puts may still allocate `units`, which leaves the reserve and the space that the memtables will take.
-    pub(super) fn has_spare_units(&self, units: u64) -> bool {
-        self.release_reclaimed();
-        self.space.free_units() >= self.spared_units() + units && !self.is_image_long()
-    }
-
     /// Whether the last image took so much of its area that only flushes and compactions may still make it longer: without a checkpoint nothing could be deleted.
     pub(super) fn is_image_long(&self) -> bool {
         let layout = &self.fixed.layout;
         let area_bytes = layout.area_units * u64::from(layout.unit_bytes);
         self.image_bytes.load(Ordering::Relaxed) > area_bytes / 4 * 3
-    }
-
-    /// Whether puts may allocate `units`, and a contiguous run of that length is free.
-    pub(super) fn has_spare_run(&self, units: u64) -> bool {
-        self.has_spare_units(units) && self.space.has_run(units)
-    }
-
-    /// The units that puts may still allocate.
-    pub(super) fn spare_units(&self) -> u64 {
-        self.space.free_units().saturating_sub(self.spared_units())
-    }
-
-    /// The units that puts leave: the reserve, and what the memtables will take.
-    fn spared_units(&self) -> u64 {
-        self.reserve_units() + self.memtables.current().bytes() / self.unit_bytes() as u64
-    }
-
-    /// The units that only flushes and compactions take.
-    pub(super) fn reserve_units(&self) -> u64 {
-        self.settings.reserve_bytes / self.unit_bytes() as u64
     }
 
     /// Frees the unused tail of a run, after its first `used` units, and returns the extent that remains allocated. A tail shorter than `least` units stays
