@@ -6,7 +6,7 @@
 //!   users       no limit .........................│ falls from no limit to a half of what compaction frees
 //! ```
 //! In: free chunks, and rates that a [`LogPaceMeter`] takes from totals of the volume. Out: bytes a second for the throttles of users and
-//! of compaction ([`crate::common::write_throttle`]), and reads in flight.
+//! of compaction (`common::write_throttle`), and reads in flight.
 //!
 //! What compaction has to write for each byte that it frees depends on the live part of the chunks at the heads: 1 with a half of them
 //! alive, 9 with nine tenths. So its goal is in freed bytes, and the meter says what one costs.
