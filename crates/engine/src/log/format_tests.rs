@@ -172,11 +172,11 @@ fn chunks_grow_with_the_longest_value() {
         ((64 << 20) + 1, 2 << 20),
         (256 << 20, 4 << 20),
     ] {
-        assert_eq!(chunk_bytes_of(2 << 30, value_bytes_max), Ok(chunk_bytes), "{value_bytes_max}");
+        assert_eq!(chunk_bytes_of(4 << 30, value_bytes_max), Ok(chunk_bytes), "{value_bytes_max}");
     }
-    assert_eq!(chunk_bytes_of(2 << 30, (256 << 20) + 1), Err(ValuesTooLong { value_bytes_max: 256 << 20 }));
-    // A quarter of the chunks, of the size that leaves the most.
-    let value_bytes_max = 123 * (64 << 10) / 4;
+    assert_eq!(chunk_bytes_of(4 << 30, (256 << 20) + 1), Err(ValuesTooLong { value_bytes_max: 256 << 20 }));
+    // An eighth of the chunks, of the size that leaves the most.
+    let value_bytes_max = 123 * (64 << 10) / 8;
     assert_eq!(chunk_bytes_of(8 << 20, value_bytes_max), Ok(64 << 10));
     let refused = Err(ValuesTooLong { value_bytes_max: value_bytes_max.into() });
     assert_eq!(chunk_bytes_of(8 << 20, value_bytes_max + 1), refused);
