@@ -6,13 +6,18 @@ use super::log_place::LogKind;
 use crate::sync::Mutex;
 
 /// The compactions that run, on all cores.
-#[derive(Default)]
 pub(super) struct RunningCompactions(Mutex<Vec<(u32, LogKind)>>);
 
 /// The right to compact a log. Dropping it ends it.
 pub(super) struct CompactionTurn<'a> {
     running: &'a RunningCompactions,
     log: (u32, LogKind),
+}
+
+impl Default for RunningCompactions {
+    fn default() -> RunningCompactions {
+        RunningCompactions(Mutex::new(Vec::new()))
+    }
 }
 
 impl RunningCompactions {
