@@ -1,4 +1,4 @@
-//! The steps of a format that all engines with a journal share: choosing the unit, and writing an empty volume.
+//! The steps of a format that engines share: choosing the unit, and writing an empty volume with a journal.
 //!
 //! In: a device's geometry, and the superblock of a new volume. Out: zeros over all superblocks and over the first batch
 //! of each journal copy, then one superblock in both copies. Nothing else is written: recovery reads nothing else of a
@@ -11,6 +11,18 @@ use super::volume_layout::{UNIT_BYTES, VolumeLayout};
 use crate::open_error::OpenError;
 use octokv_base::{Buffer, Lba};
 use octokv_device::{Device, DeviceError, Geometry};
+use std::rc::Rc;
+
+/// The device of a volume whose format has one.
+///
+/// # Errors
+/// [`OpenError::DeviceCount`].
+pub(crate) fn only_device(devices: &[Rc<dyn Device>]) -> Result<&Rc<dyn Device>, OpenError> {
+    match devices {
+        [device] => Ok(device),
+        _ => Err(OpenError::DeviceCount { have: devices.len(), most: 1 }),
+    }
+}
 
 /// The unit of a new volume: the configured one, else the smallest whose write needs no read below and that `suits` the engine, or the
 /// largest if there is none.

@@ -1,4 +1,5 @@
-//! Tests of the writing of checkpoints: what is loaded again, with changes meanwhile, at the end of the area and after power loss.
+//! Tests of the checkpoint writer: loading gives back every page and every store, also if stores change during the write, if the images fill
+//! the area, and after power loss.
 
 use super::checkpoint_writer::{
     CheckpointTarget, SnapshotSource, SnapshotStart, segments_max, write_checkpoint,
@@ -53,7 +54,7 @@ struct ChangingStore {
     changes: Cell<u32>,
     /// The value chunks in its list.
     value_chunks: u32,
-    /// What was copied, as it has to be loaded.
+    /// The bytes of each copied page: loading has to give the same.
     copied: RefCell<Vec<Vec<u8>>>,
     finished: RefCell<Option<StoreStart>>,
 }

@@ -221,7 +221,8 @@ impl LogCore {
         }
     }
 
-    /// Appends a marker, which states heads, tails and what is durable. Does nothing while another batch is about to do so.
+    /// Appends a marker: an image without entries whose header has the heads of both logs, the value tail and the last durable image.
+    /// Does nothing while another batch is being claimed or written, since the header of its images says the same.
     ///
     /// # Errors
     /// As for [`LogCore::commit`].

@@ -1,4 +1,4 @@
-//! Compaction of both logs: what is written is found again whatever moves, and the chunks that it gives up are free.
+//! Tests of compaction: after any moves of images and records each key has its last value, and the compacted chunks are free.
 
 use super::compaction_rounds::RoundEnd;
 use super::log_place::{ChunkIndex, LogKind};

@@ -9,14 +9,13 @@ use super::volume::LogVolume;
 use crate::common::abandoned::{RunnerCell, RunnerPool};
 use crate::common::record;
 use crate::{
-    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, PutOptions,
-    PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    Capability, DeleteOutcome, Engine, EngineError, EngineStatistics, KeySink, KeyStatus, NoIterator,
+    PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
 use futures_util::future::join;
 use octokv_base::{BufferPool, Key, RecordLayout, RingRange, Version};
 use octokv_device::Device;
 use octokv_runtime::{ReactorHandle, yield_now};
-use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -101,7 +100,7 @@ impl Drop for LogEngine {
 }
 
 impl Engine for LogEngine {
-    type Iterator = Infallible;
+    type Iterator = NoIterator;
 
     async fn put_with(
         &self,

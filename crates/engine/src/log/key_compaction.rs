@@ -58,7 +58,7 @@ enum ImageStep {
 }
 
 impl LogCore {
-    /// Moves what is live in the head chunk of a key log, and advances the head.
+    /// Appends the live images of a key log's head chunk again, and advances the head.
     ///
     /// # Errors
     /// Device failures, no memory, no space. The head is where it was, and a further round goes on.

@@ -82,7 +82,7 @@ pub struct LogCursor<'a> {
     durable_through: u64,
     /// Whether the image before has no head: a chunk of the value log may be unknown.
     is_behind_headless: bool,
-    /// Whether a gap was passed: what is behind it may contradict what is before it.
+    /// Whether the cursor has passed a gap. An image behind it that contradicts those before is another gap then, and no error.
     has_gap: bool,
     has_ended: bool,
 }
@@ -115,7 +115,8 @@ impl<'a> LogCursor<'a> {
         self.position
     }
 
-    /// Goes back to an earlier position of its own, before any gap. What is known of chunks and of durability stays known.
+    /// Goes back to an earlier position of this cursor, which lies before any gap. The chunks and the durable sequence that it has learnt are
+    /// kept.
     pub fn go_back(&mut self, position: CursorPosition) {
         self.position = position;
         (self.is_behind_headless, self.has_ended) = (false, false);

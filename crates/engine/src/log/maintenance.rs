@@ -1,6 +1,7 @@
 //! The background work of an open volume: deferred flushes, markers, checkpoints.
 //!
-//! In: a reactor's timer. Out: what was published is durable, and stated as durable, within a bound; a replay is never long.
+//! In: a reactor's timer. Out: flushes, markers and checkpoints. A published batch is flushed one round later at most; a quiet store
+//! has a marker that states its last image as durable; a replay reads no more than the interval between checkpoints.
 //! Invariant: it ends when the volume is read-only; an error that stays is reported once.
 
 use super::core::LogCore;

@@ -4,10 +4,9 @@ use super::format::format;
 use super::handle::LogEngine;
 use super::open::open;
 use super::recovery::recover_volume;
-use super::superblock::LogSuperblock;
 use super::verify::verify;
 use super::volume::LogVolume;
-use crate::common::superblock_io::{check_slots, newest};
+use crate::common::volume_format::only_device;
 use crate::{
     DeviceLayout, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError, PrefetchPlan,
     VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
@@ -18,21 +17,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The only device of a volume of this format.
-fn only(devices: &[Rc<dyn Device>]) -> Result<&Rc<dyn Device>, OpenError> {
-    match devices {
-        [device] => Ok(device),
-        _ => Err(OpenError::DeviceCount { have: devices.len(), most: 1 }),
-    }
-}
-
 impl Volume for Arc<LogVolume> {
     type Engine = LogEngine;
 
     const PREFETCH: PrefetchPlan = &[];
 
     async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
-        let device = only(devices)?;
+        let device = only_device(devices)?;
         match device.geometry().volatile {
             true => Ok(()),
             false => format(&**device, config).await,
@@ -45,7 +36,7 @@ impl Volume for Arc<LogVolume> {
         config: OpenConfig,
         format: &FormatConfig,
     ) -> Result<Arc<LogVolume>, OpenError> {
-        open(only(devices)?, pool, config, format).await
+        open(only_device(devices)?, pool, config, format).await
     }
 
     async fn verify(
@@ -53,18 +44,17 @@ impl Volume for Arc<LogVolume> {
         pool: &BufferPool,
         observer: &mut impl VerifyObserver,
     ) -> Result<VerifyReport, VerifyFailure> {
-        let device = only(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
+        let device = only_device(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
         verify(device, pool, observer).await
     }
 
     async fn upgrade(devices: &[Rc<dyn Device>], _pool: &BufferPool) -> Result<FormatVersions, OpenError> {
-        recover_volume(&**only(devices)?).await?;
+        recover_volume(&**only_device(devices)?).await?;
         Ok(FormatVersions { before: 1, after: 1 })
     }
 
     fn device_layout(format_region: &[u8]) -> Option<DeviceLayout> {
-        let superblock: LogSuperblock = newest(&check_slots(format_region).collect::<Vec<_>>())?;
-        Some(superblock.layout.device_layout())
+        super::format::device_layout(format_region)
     }
 
     fn engine(&self, _core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> LogEngine {

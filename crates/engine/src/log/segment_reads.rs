@@ -13,6 +13,7 @@ use super::busy_segments::{Acquired, SegmentTicket, SegmentTurn};
 use super::core::LogCore;
 use super::hash_prefix::{HashLevel, HashPrefix, SegmentNumber};
 use super::log_place::LogKind;
+use super::log_window::READ_ATTEMPTS;
 use super::segment_buckets::{CheckedImage, ImagePlace, UncheckedBuckets};
 use super::segment_image::SegmentImage;
 use super::segment_ref::SegmentRef;
@@ -23,8 +24,6 @@ use std::future::poll_fn;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-/// An image with a damaged bucket is read so many times before a change of it makes that final.
-const IMAGE_READS_MAX: u32 = 3;
 /// A reader that was overtaken by reuse of a chunk so many times lets others run before it repeats again.
 const REPEATS_BEFORE_YIELD: u32 = 64;
 
@@ -291,7 +290,7 @@ impl LogCore {
             (state.table.get(segment), state.table.level().depth_of(segment))
         };
         let mut entries = Ok(SegmentImage::new());
-        for _ in 0..IMAGE_READS_MAX {
+        for _ in 0..READ_ATTEMPTS {
             if image.is_empty() {
                 break;
             }

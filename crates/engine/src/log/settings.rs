@@ -37,25 +37,14 @@ pub struct LogSettings {
     pub window_divisor: u32,
     /// Segments that one compaction handles at the same time (the sub-compactions of LEED), at least 1.
     pub sub_compactions: usize,
-    /// The images that a listing reads ahead of the page that it gives.
-    pub list_ahead: usize,
-    /// With [`Durability::Completed`], the longest time until a published batch is flushed; in both settings, the time without writes
-    /// after which a marker states that the last images of a store are durable.
-    pub flush_interval: Nanos,
-    /// The time between two rounds of maintenance, which also refills the throttles.
+    /// The time between two rounds of maintenance: with [`Durability::Completed`], the longest until a published batch is flushed; in both
+    /// settings, that without writes after which a marker states that the last images of a store are durable.
     pub round_interval: Nanos,
-    /// The same while free space is short.
+    /// The time until free space is looked at again while it is short.
     pub pressure_interval: Nanos,
-    /// What compaction may write, in bytes a second; 0 for no compaction, [`u64::MAX`] for as fast as it needs.
+    /// 0 for no compaction beside what waiting writes need. Any other number is as [`u64::MAX`], no limit, until a throttle follows
+    /// [`super::pacing`].
     pub compaction_max_per_second: u64,
-    /// What the scrub reads, in bytes a second; 0 for none.
-    pub scrub_per_second: u64,
-    /// The pause before the contents of a pinned chunk are moved again; doubled after each failure, ...
-    pub pinned_pause_min: Nanos,
-    /// ... up to this.
-    pub pinned_pause_max: Nanos,
-    /// At most one of so many chunks is pinned: with more, the head of a log waits.
-    pub pinned_divisor: u32,
 }
 
 impl LogSettings {
@@ -68,15 +57,9 @@ impl LogSettings {
             rewrites_tail: true,
             window_divisor: 8,
             sub_compactions: 8,
-            list_ahead: 8,
-            flush_interval: Nanos::from_millis(20),
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,
-            scrub_per_second: 4 << 20,
-            pinned_pause_min: Nanos::from_secs(1),
-            pinned_pause_max: Nanos::from_secs(60),
-            pinned_divisor: 32,
         }
     }
 }

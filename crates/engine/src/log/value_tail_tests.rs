@@ -68,6 +68,11 @@ fn config(layout: LogLayout, rewrites_tail: bool) -> ValueTailConfig {
     ValueTailConfig { volume_id, partition, incarnation, layout, rewrites_tail }
 }
 
+/// That a sector is written, of a write that ends.
+fn every_sector() -> bool {
+    true
+}
+
 impl TestTail {
     fn new(layout: LogLayout, rewrites_tail: bool) -> TestTail {
         assert!(layout.is_consistent());
@@ -142,8 +147,13 @@ impl TestTail {
         self.tail.poll_turn(ticket, &Context::from_waker(Waker::noop()))
     }
 
-    /// Writes all sectors that are selected.
-    fn apply(&mut self, writes: &TailWrites, mut is_written: impl FnMut() -> bool) {
+    /// Writes every sector.
+    fn apply(&mut self, writes: &TailWrites) {
+        self.apply_sectors(writes, every_sector);
+    }
+
+    /// Writes the sectors for which `is_written` says so, as an interrupted write may.
+    fn apply_sectors(&mut self, writes: &TailWrites, mut is_written: impl FnMut() -> bool) {
         for write in writes {
             let start = (write.unit * u64::from(self.layout.unit_bytes)) as usize;
             assert_eq!(write.bytes.len() % self.layout.unit_bytes as usize, 0);
@@ -206,7 +216,7 @@ impl TestTail {
         for turns in 0.. {
             match self.poll(ticket) {
                 Poll::Ready(TailTurn::Lead(writes)) => {
-                    self.apply(&writes, || true);
+                    self.apply(&writes);
                     self.tail.finished(Ok(())).wake();
                 }
                 Poll::Ready(TailTurn::Written) => return turns,
@@ -319,11 +329,11 @@ impl RunState {
         let Some(writes) = self.flight.take() else { return };
         let mut random = Prng::new(seed);
         let part = random.below(4);
-        test.apply(&writes, || random.below(4) < part);
+        test.apply_sectors(&writes, || random.below(4) < part);
         test.check();
         match result {
             Some(Ok(())) => {
-                test.apply(&writes, || true);
+                test.apply(&writes);
                 test.tail.finished(Ok(())).wake();
             }
             Some(error) => test.tail.finished(error).wake(),
@@ -425,7 +435,7 @@ fn a_lone_writer_needs_one_write() {
             let Poll::Ready(TailTurn::Lead(writes)) = test.poll(&ticket) else { panic!("it leads") };
             assert_eq!(writes.len(), 1);
             assert!(!test.tail.is_idle());
-            test.apply(&writes, || true);
+            test.apply(&writes);
             assert!(test.tail.finished(Ok(())).is_empty());
             assert!(matches!(test.poll(&ticket), Poll::Ready(TailTurn::Written)));
             assert_eq!(test.tail.completed(), test.tail.end());
@@ -457,7 +467,7 @@ fn records_that_come_while_a_write_is_in_flight_leave_together() {
     let (_, second) = test.append(100).unwrap();
     let (_, third) = test.append(2000).unwrap();
     assert!(test.poll(&second).is_pending() && test.poll(&third).is_pending());
-    test.apply(&writes, || true);
+    test.apply(&writes);
     assert!(!test.tail.finished(Ok(())).is_empty(), "the next leader is woken");
     // The leader is dropped before it leads: the next one is woken.
     assert!(!test.tail.forget(second).is_empty());

@@ -13,6 +13,7 @@ use crate::common::commit_queue::CommitQueue;
 use crate::common::group_commit::GroupCommit;
 use crate::common::key_locks::KeyLocks;
 use crate::common::superblock_io::{check_slots, newest};
+use crate::common::volume_format::only_device;
 use crate::{
     DeviceLayout, EngineError, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError,
     PrefetchPlan, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
@@ -23,21 +24,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The only device of a volume of this format.
-fn only(devices: &[Rc<dyn Device>]) -> Result<&Rc<dyn Device>, OpenError> {
-    match devices {
-        [device] => Ok(device),
-        _ => Err(OpenError::DeviceCount { have: devices.len(), most: 1 }),
-    }
-}
-
 impl Volume for Arc<LsmVolume> {
     type Engine = LsmEngine;
 
     const PREFETCH: PrefetchPlan = &[];
 
     async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
-        let device = only(devices)?;
+        let device = only_device(devices)?;
         match device.geometry().volatile {
             true => Ok(()),
             false => format(&**device, config).await,
@@ -50,7 +43,7 @@ impl Volume for Arc<LsmVolume> {
         config: OpenConfig,
         format: &FormatConfig,
     ) -> Result<Arc<LsmVolume>, OpenError> {
-        open(only(devices)?, pool, config, format).await
+        open(only_device(devices)?, pool, config, format).await
     }
 
     async fn verify(
@@ -58,12 +51,12 @@ impl Volume for Arc<LsmVolume> {
         pool: &BufferPool,
         observer: &mut impl VerifyObserver,
     ) -> Result<VerifyReport, VerifyFailure> {
-        let device = only(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
+        let device = only_device(devices).map_err(|reason| VerifyFailure { reason, remains: None })?;
         verify(device, pool, observer).await
     }
 
     async fn upgrade(devices: &[Rc<dyn Device>], _pool: &BufferPool) -> Result<FormatVersions, OpenError> {
-        super::recovery::read_tree_superblock(&**only(devices)?).await?;
+        super::recovery::read_tree_superblock(&**only_device(devices)?).await?;
         Ok(FormatVersions { before: 1, after: 1 })
     }
 
