@@ -1,25 +1,41 @@
-//! A full volume of the log engine: it refuses puts, and serves reads, deletes, and the puts that deletes made room for.
+//! Full and nearly full volumes of the log engine: they refuse puts beyond their capacity, and serve reads, deletes, overwrites, and the puts
+//! that deletes made room for.
 
 use crate::common::log_fixture::{LogFixture, log_volume};
+use futures_util::future::join_all;
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::log::handle::LogEngine;
-use octokv_engine::{DeleteOutcome, Engine, PutMode, PutOutcome};
+use octokv_engine::{DeleteOutcome, Engine, FormatConfig, PutMode, PutOutcome};
 use octokv_runtime::block_on;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// The length of a value, in bytes.
-fn length_of(key: u64, operation: u64) -> usize {
-    match (key + operation) % 7 {
-        0 => 20_000,
-        1..=3 => 700,
-        _ => 90,
+/// The lengths of the values of a volume.
+#[derive(Clone, Copy)]
+enum Lengths {
+    /// Hundreds of bytes.
+    Short,
+    /// Two chunks.
+    Long,
+    Mixed,
+}
+
+impl Lengths {
+    fn bytes_of(self, key: u64, operation: u64) -> usize {
+        match (self, (key + operation) % 7) {
+            (Lengths::Short, _) => 8 + (key % 300) as usize,
+            (Lengths::Long, _) => 30_000,
+            (Lengths::Mixed, 0) => 20_000,
+            (Lengths::Mixed, 1..=3) => 700,
+            (Lengths::Mixed, _) => 90,
+        }
     }
 }
 
-async fn put(engine: &LogEngine, key: u64, operation: u64) -> PutOutcome {
-    let bytes = length_of(key, operation);
+async fn put(engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> PutOutcome {
+    let bytes = lengths.bytes_of(key, operation);
     let name = key_of(key);
     let record = record_of(engine.record_layout(), &name, &value_of(&name, operation, bytes));
     engine.put(&name, PutMode::Upsert, record, bytes).await.expect("no fault")
@@ -45,7 +61,7 @@ fn a_full_volume_refuses_puts_and_serves_reads_deletes_and_overwrites() {
     let (engine, random) = (&engines[0], &mut random);
     let mut stored = BTreeMap::new();
     for key in 0.. {
-        match run(&disk, random, put(engine, key, 1)) {
+        match run(&disk, random, put(engine, Lengths::Mixed, key, 1)) {
             PutOutcome::Stored => drop(stored.insert(key, 1)),
             outcome => {
                 assert_eq!(outcome, PutOutcome::Full);
@@ -61,7 +77,7 @@ fn a_full_volume_refuses_puts_and_serves_reads_deletes_and_overwrites() {
         assert_eq!(run(&disk, random, engine.delete(&key_of(key))), Ok(DeleteOutcome::Deleted));
     }
     for key in (0..keys).step_by(4) {
-        assert_eq!(run(&disk, random, put(engine, key, 2)), PutOutcome::Stored, "key {key}");
+        assert_eq!(run(&disk, random, put(engine, Lengths::Mixed, key, 2)), PutOutcome::Stored, "key {key}");
     }
     for key in 0..keys {
         let name = key_of(key);
@@ -69,4 +85,77 @@ fn a_full_volume_refuses_puts_and_serves_reads_deletes_and_overwrites() {
         let want = [Some(2), Some(1), None, Some(1)][key as usize % 4];
         assert_eq!(value.map(|value| operation_of(&name, value.as_bytes())), want, "key {key}");
     }
+}
+
+/// A nearly full volume and its writers.
+struct NearlyFull {
+    lengths: Lengths,
+    /// What is filled of the capacity.
+    per_mille: u64,
+    overwrites: u64,
+    writers: usize,
+    stores: u16,
+    disk_bytes: usize,
+}
+
+impl NearlyFull {
+    /// Fills a volume, overwrites every key so many times, checks all values, and empties it.
+    fn overwrite(&self) {
+        let format =
+            FormatConfig { value_bytes_max: 40_000, partitions: self.stores, ..LogFixture::default().format };
+        let fixture = LogFixture { cores: 1, disk_bytes: self.disk_bytes, format, ..LogFixture::default() };
+        let (disk, engines, mut random) = log_volume(&fixture, 11);
+        let (engine, random) = (&*engines[0], &mut random);
+        let mut keys = 0;
+        while engine.statistics().used_bytes * 1_000 < engine.statistics().capacity_bytes * self.per_mille {
+            assert_eq!(run(&disk, random, put(engine, self.lengths, keys, 0)), PutOutcome::Stored);
+            keys += 1;
+        }
+        // Each overwrite gives a key the length that its neighbour had: their sum stays as it is.
+        for operation in 1..=self.overwrites {
+            let next = Cell::new(0);
+            let writer = || async {
+                while next.get() < keys {
+                    let key = next.replace(next.get() + 1);
+                    let outcome = put(engine, self.lengths, key, operation).await;
+                    assert_eq!(outcome, PutOutcome::Stored, "key {key}, overwrite {operation}");
+                }
+            };
+            run(&disk, random, join_all((0..self.writers).map(|_| writer())));
+        }
+        check(&disk, engine, random, keys, self.overwrites);
+        for key in 0..keys {
+            assert_eq!(run(&disk, random, engine.delete(&key_of(key))), Ok(DeleteOutcome::Deleted));
+        }
+        assert_eq!(engine.statistics().keys, 0);
+    }
+}
+
+const SMALL: NearlyFull = NearlyFull {
+    lengths: Lengths::Short,
+    per_mille: 850,
+    overwrites: 3,
+    writers: 6,
+    stores: 2,
+    disk_bytes: 8 << 20,
+};
+
+#[test]
+fn short_values_at_85_percent_are_overwritten_three_times() {
+    SMALL.overwrite();
+}
+
+#[test]
+fn short_values_at_90_percent_are_overwritten_by_one_writer() {
+    NearlyFull { per_mille: 900, overwrites: 2, writers: 1, ..SMALL }.overwrite();
+}
+
+#[test]
+fn long_values_at_93_percent_are_overwritten_six_times() {
+    NearlyFull { lengths: Lengths::Long, per_mille: 930, overwrites: 6, ..SMALL }.overwrite();
+}
+
+#[test]
+fn mixed_values_at_90_percent_are_overwritten_twenty_times() {
+    NearlyFull { lengths: Lengths::Mixed, per_mille: 900, overwrites: 20, ..SMALL }.overwrite();
 }

@@ -207,10 +207,14 @@ impl LogCore {
     /// # Errors
     /// A failed write, which makes the volume read-only.
     pub(super) async fn mark_durable(&self) -> Result<(), EngineError> {
+        let (passes, pool) = (&self.volume.passes, &self.volume.pool);
         for store in &self.volume.stores {
             let is_wanted = {
                 let state = store.state.lock();
+                // It does not take a chunk that key compaction needs.
+                let has_space = state.keys.tail().unit < pool.chunk_units() || passes.spare_chunks(pool) > 0;
                 !state.is_lost
+                    && has_space
                     && state.previous.segment != SegmentNumber::MARKER
                     && state.batches.durable_sequence() == state.batches.claimed_sequence()
             };

@@ -93,6 +93,11 @@ impl ChunkLog {
         self.chunks.iter().copied()
     }
 
+    /// The partition of the store.
+    pub fn partition(&self) -> u32 {
+        self.partition
+    }
+
     /// The chunks before the tail, from the head on.
     pub fn sealed(&self) -> impl Iterator<Item = (ChunkIndex, ChunkNumber)> + '_ {
         let sealed = self.chunks.len() - 1;

@@ -202,7 +202,10 @@ impl BatchBuilder<'_> {
 fn append_to_keys(state: &mut StoreState, chain: u8, volume: &LogVolume) -> Option<LogPlace> {
     let purposes =
         [ChunkPurpose::User, ChunkPurpose::Delete, ChunkPurpose::Compaction, ChunkPurpose::KeyCompaction];
-    purposes.iter().find_map(|&purpose| state.keys.append(chain.into(), &volume.pool, purpose))
+    let pool = &volume.pool;
+    let place = purposes.iter().find_map(|&purpose| state.keys.append(chain.into(), pool, purpose));
+    volume.passes.set_key_room(state.keys.partition(), pool.chunk_units() - state.keys.tail().unit);
+    place
 }
 
 impl LogCore {

@@ -17,6 +17,7 @@
 
 use super::log_place::LogKind;
 use super::space_limits::SpaceLimits;
+use std::cmp::Ordering;
 
 /// A log that has a sealed head chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +39,9 @@ pub struct CompactionCandidate {
     pub garbage_bytes: u64,
     /// Whether records of the head chunk, or of its window, were moved, and others were not yet.
     pub is_begun: bool,
+    /// The least free chunks that compacting the head chunk of a value log takes before that is free: 0 if the tail of the log has room for its
+    /// live records, and the tail of the key log for an image. 0 for a key log, whose rounds have F_key.
+    pub needed_chunks: u32,
 }
 
 impl CompactionCandidate {
@@ -55,24 +59,24 @@ impl CompactionCandidate {
 }
 
 /// Chooses the log whose head chunk is compacted next: the cheapest freed byte; with equal costs more garbage, then the lower place in the
-/// list. `None` if F_start and `wanted` chunks are free (those that a waiting write needs; 0 without one), or nothing that may run frees
-/// any. `running` are the compactions that run, on all cores.
+/// list. While space is short, those that take fewer chunks go before cheaper ones. `None` if F_start and `wanted` chunks are free (those that a waiting write needs; 0 without one), or nothing that may run frees
+/// any. Of the free chunks, so many are `spare`: beside F_key and what is in progress. `running` are the compactions that run, on all cores.
 pub fn choose_compacted_log(
     candidates: &[CompactionCandidate],
     free: u32,
     wanted: u32,
+    spare: u32,
     limits: &SpaceLimits,
     running: &[(u32, LogKind)],
 ) -> Option<usize> {
     if free >= limits.start.max(wanted) {
         return None;
     }
-    let is_short = free < limits.value;
+    // Moving the longest record would not be possible.
+    let is_short = spare < limits.value - limits.key;
     let keys_run = running.iter().any(|&(_, log)| log == LogKind::Keys);
     let may_run = |candidate: &CompactionCandidate| match candidate.log {
-        // Its images would take the chunks in which key compaction works. A head chunk without live records takes none: it is what a record
-        // in extents leaves that has moved as a whole.
-        LogKind::Values => !is_short || candidate.images == 0.0,
+        LogKind::Values => candidate.needed_chunks <= spare,
         // There are only two of those.
         LogKind::Keys => !(is_short && keys_run),
     };
@@ -84,8 +88,10 @@ pub fn choose_compacted_log(
     };
     let indexed = candidates.iter().enumerate().filter(|(_, candidate)| is_candidate(candidate));
     let best = indexed.min_by(|(_, a), (_, b)| {
+        // While space is short, a chunk that one value log has taken is filled before another log takes one.
+        let by_need = if is_short { a.needed_chunks.cmp(&b.needed_chunks) } else { Ordering::Equal };
         let by_cost = a.cost().total_cmp(&b.cost());
-        by_cost.then(b.garbage_bytes.cmp(&a.garbage_bytes))
+        by_need.then(by_cost).then(b.garbage_bytes.cmp(&a.garbage_bytes))
     });
     best.map(|(index, _)| index)
 }
@@ -124,11 +130,13 @@ mod tests {
             images: 0.0,
             garbage_bytes: garbage,
             is_begun: false,
+            needed_chunks: 0,
         }
     }
 
     fn values(store: u32, live: u64, images: f64, garbage: u64) -> CompactionCandidate {
-        CompactionCandidate { log: LogKind::Values, images, ..keys(store, live, garbage) }
+        let needed_chunks = if images == 0.0 { 0 } else { 2 };
+        CompactionCandidate { log: LogKind::Values, images, needed_chunks, ..keys(store, live, garbage) }
     }
 
     /// A value log without garbage whose head chunk was left in part.
@@ -181,7 +189,18 @@ mod tests {
             (Some(0), 11, vec![], vec![keys(3, 50, some), keys(1, 50, some)]),
         ];
         for (number, (want, free, running, candidates)) in cases.into_iter().enumerate() {
-            assert_eq!(choose_compacted_log(&candidates, free, 0, &limits, &running), want, "case {number}");
+            assert_eq!(
+                choose_compacted_log(
+                    &candidates,
+                    free,
+                    0,
+                    free.saturating_sub(limits.key),
+                    &limits,
+                    &running
+                ),
+                want,
+                "case {number}"
+            );
         }
     }
 
@@ -193,7 +212,7 @@ mod tests {
             [(12, 0, None), (12, 40, Some(0)), (39, 40, Some(0)), (40, 40, None), (11, 5, Some(0))]
         {
             assert_eq!(
-                choose_compacted_log(&candidates, free, wanted, &limits, &[]),
+                choose_compacted_log(&candidates, free, wanted, free - limits.key, &limits, &[]),
                 want,
                 "{free} free, {wanted} wanted"
             );
@@ -221,20 +240,28 @@ mod tests {
             let limits = SpaceLimits::new(640, 4, 1);
             let kind = |is_keys: bool| if is_keys { LogKind::Keys } else { LogKind::Values };
             let candidates: Vec<CompactionCandidate> = parts.iter().map(|&(store, is_keys, live, images, garbage, is_begun)| {
-                CompactionCandidate { log: kind(is_keys), is_begun, ..values(store, live, images as f64, garbage * 300) }
+                let values = values(store, live, images as f64, garbage * 300);
+                let needed_chunks = if is_keys { 0 } else { values.needed_chunks };
+                CompactionCandidate { log: kind(is_keys), is_begun, needed_chunks, ..values }
             }).collect();
             let running: Vec<(u32, LogKind)> = running.into_iter().map(|(store, is_keys)| (store, kind(is_keys))).collect();
-            let chosen = choose_compacted_log(&candidates, free, 0, &limits, &running);
+            let spare = free.saturating_sub(limits.key);
+            let chosen = choose_compacted_log(&candidates, free, 0, spare, &limits, &running);
             let may_run = |candidate: &&CompactionCandidate| {
-                let is_short = free < limits.value;
+                let is_short = spare < limits.value - limits.key;
                 let is_empty = candidate.log == LogKind::Values && candidate.images == 0.0;
                 free < limits.start
                     && (candidate.garbage_bytes > 0 || candidate.is_begun || is_empty)
                     && !running.contains(&(candidate.store, candidate.log))
-                    && !(is_short && candidate.log == LogKind::Values && !is_empty)
+                    && candidate.needed_chunks <= spare
                     && !(is_short && candidate.log == LogKind::Keys && running.iter().any(|&(_, log)| log == LogKind::Keys))
             };
-            let least = candidates.iter().filter(may_run).map(CompactionCandidate::cost).reduce(f64::min);
+            let needed = |candidate: &CompactionCandidate| {
+                if spare < limits.value - limits.key { candidate.needed_chunks } else { 0 }
+            };
+            let least_needed = candidates.iter().filter(may_run).map(needed).min();
+            let costs = candidates.iter().filter(may_run).filter(|candidate| Some(needed(candidate)) == least_needed);
+            let least = costs.map(CompactionCandidate::cost).reduce(f64::min);
             prop_assert_eq!(chosen.map(|index| candidates[index].cost()), least);
             prop_assert!(chosen.is_none_or(|index| may_run(&&candidates[index])));
         }

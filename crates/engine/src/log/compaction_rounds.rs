@@ -15,10 +15,12 @@ use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expect
 use super::core::LogCore;
 use super::log_place::{ChunkNumber, LogKind};
 use super::space_limits::CHUNK_END_DIVISOR;
+use super::space_pass::CompactionSpace;
 use super::store::{Store, StoreState};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
 use octokv_runtime::yield_now;
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
 /// The markers of a round, with one as a margin: a log whose garbage is not more would be compacted for ever.
@@ -67,10 +69,20 @@ impl LogCore {
     /// Device failures, no memory. The round may be repeated.
     pub(super) async fn compact_round(&self, wanted: u32) -> Result<bool, EngineError> {
         let (volume, pool) = (&self.volume, &self.volume.pool);
+        if pool.free() >= pool.limits().start.max(wanted) {
+            return Ok(false);
+        }
         let mut candidates = self.candidates();
         loop {
             let running = volume.compactions.list();
-            let chosen = choose_compacted_log(&candidates, pool.free(), wanted, pool.limits(), &running);
+            let chosen = choose_compacted_log(
+                &candidates,
+                pool.free(),
+                wanted,
+                volume.passes.spare_chunks(pool),
+                pool.limits(),
+                &running,
+            );
             let Some(chosen) = chosen else { return Ok(false) };
             let CompactionCandidate { store, log, .. } = candidates.remove(chosen);
             let store = volume.stores.iter().find(|other| other.id == store);
@@ -102,8 +114,15 @@ impl LogCore {
         if self.volume.is_read_only() {
             return Err(EngineError::ReadOnly);
         }
-        let turn = self.volume.compactions.begin(store.id, log);
-        let Some(_turn) = turn.filter(|_| !store.state.lock().is_lost) else { return Ok(paused) };
+        let Some(turn) = self.volume.compactions.begin(store.id, log) else { return Ok(paused) };
+        if store.state.lock().is_lost {
+            return Ok(paused);
+        }
+        let key_round = (log == LogKind::Keys)
+            .then(|| self.volume.passes.begin_compaction(&self.volume.pool, CompactionSpace::KeyRound));
+        if matches!(key_round, Some(None)) {
+            return Ok(paused);
+        }
         // Boxed because they are long, and rare beside the operations that may run them.
         let end = match log {
             LogKind::Keys => Box::pin(self.compact_keys(store)).await,
@@ -116,6 +135,11 @@ impl LogCore {
         if end == RoundEnd::Advanced {
             self.volume.counters.compaction_rounds.fetch_add(1, Ordering::Relaxed);
             self.free_retired(store).await?;
+        }
+        drop((key_round, turn));
+        if end != paused {
+            // Writes that compact while they wait may go on with this log.
+            self.volume.passes.chunks_freed(&self.volume.pool);
         }
         Ok(end)
     }
@@ -179,32 +203,32 @@ impl LogCore {
         for store in &self.volume.stores {
             let state = store.state.lock();
             if !state.is_lost {
-                candidates.extend(self.candidates_of(store.id, &state).into_iter().flatten());
+                candidates.extend(self.candidates_of(store, &state).into_iter().flatten());
             }
         }
         candidates
     }
 
-    fn candidates_of(&self, store: u32, state: &StoreState) -> [Option<CompactionCandidate>; 2] {
+    fn candidates_of(&self, store: &Store, state: &StoreState) -> [Option<CompactionCandidate>; 2] {
         let layout = self.volume.layout();
         let unit_bytes = u64::from(layout.unit_bytes);
-        let chunks: Vec<SealedChunk> =
-            state.keys.sealed().map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 }).collect();
-        let keys = self.contents_of(&chunks, |live| u64::from(live.amount) * unit_bytes);
+        let chunks = state.keys.sealed().map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 });
+        let keys = self.contents_of(chunks, |live| u64::from(live.amount) * unit_bytes);
         // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
         let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
-        let vacated_bytes = |index| {
-            let granules = state.vacated_granules.get(&index).copied().unwrap_or(0);
-            u64::from(granules) << layout.granule_log2
-        };
-        let chunks = state.values.sealed();
-        let chunks: Vec<SealedChunk> =
-            chunks.map(|(index, chunk)| SealedChunk { chunk, vacated_bytes: vacated_bytes(index) }).collect();
-        let values = self.contents_of(&chunks, |live| self.value_bytes_of(live));
+        // Both ascend by index.
+        let chunks =
+            state.values.sealed().scan(state.vacated_granules.iter().peekable(), |vacated, sealed| {
+                let (index, chunk) = sealed;
+                while vacated.next_if(|&(&of, _)| of < index).is_some() {}
+                let granules = vacated.next_if(|&(&of, _)| of == index).map_or(0, |(_, &granules)| granules);
+                Some(SealedChunk { chunk, vacated_bytes: u64::from(granules) << layout.granule_log2 })
+            });
+        let values = self.contents_of(chunks, |live| self.value_bytes_of(live));
         let image_bytes = (keys.amount * unit_bytes).checked_div(keys.records).unwrap_or(unit_bytes);
         let candidate = |log, contents: LogContents, live_bytes| CompactionCandidate {
-            store,
+            store: store.id,
             log,
             live_bytes,
             chunk_bytes: layout.chunk_bytes().into(),
@@ -212,6 +236,7 @@ impl LogCore {
             images: 0.0,
             garbage_bytes: contents.garbage_bytes,
             is_begun: false,
+            needed_chunks: 0,
         };
         // A window has the same part of the records as of the chunks.
         let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
@@ -222,9 +247,19 @@ impl LogCore {
         let of_values = CompactionCandidate {
             images: expected_images(values.head.records, window_records, state.table.segments()),
             is_begun: state.window.as_ref().is_some_and(|window| window.end() > head && window.is_begun()),
+            needed_chunks: self.needed_chunks(store, values.head),
             ..candidate(LogKind::Values, values, self.value_bytes_of(values.head))
         };
         [(keys.chunks > 0).then_some(of_keys), (values.chunks > 0).then_some(of_values)]
+    }
+
+    /// The chunks that compacting a value chunk takes at least before that is free.
+    fn needed_chunks(&self, store: &Store, live: LiveContents) -> u32 {
+        match live.amount {
+            0 => 0,
+            // Records in extents take as many as they have chunks: visits find that out.
+            granules => store.tail.lock().chunks_of(granules).min(1) + self.image_chunks_min(store),
+        }
     }
 
     /// The bytes of the live records of a value chunk, with its directory.
@@ -235,30 +270,47 @@ impl LogCore {
 
     /// What lives in sealed chunks. Those that are not counted count as the others on average. The ends of chunks, of which a part in
     /// [`CHUNK_END_DIVISOR`] is allowed for, are no garbage, nor is what compaction has moved out of a chunk.
-    fn contents_of(&self, chunks: &[SealedChunk], bytes_of: impl Fn(LiveContents) -> u64) -> LogContents {
+    fn contents_of(
+        &self,
+        chunks: impl Iterator<Item = SealedChunk>,
+        bytes_of: impl Fn(LiveContents) -> u64,
+    ) -> LogContents {
         let layout = self.volume.layout();
         let full_bytes = u64::from(layout.chunk_bytes() - layout.chunk_bytes() / CHUNK_END_DIVISOR);
-        let live_of = |sealed: &SealedChunk| self.volume.pool.live_of(sealed.chunk);
-        let counted: Vec<LiveContents> = chunks.iter().filter_map(live_of).collect();
-        let mean = |part: fn(&LiveContents) -> u32| {
-            let sum: u64 = counted.iter().map(|live| u64::from(part(live))).sum();
-            // A mean of numbers of 32 bits.
-            sum.checked_div(counted.len() as u64).map(|mean| mean as u32)
-        };
-        let mean = LiveContents {
-            records: mean(|live| live.records).unwrap_or(1),
-            // Without any count, half of a chunk.
-            amount: mean(|live| live.amount).unwrap_or(layout.chunk_granules() / 2),
-        };
-        let mut contents = LogContents { chunks: chunks.len() as u64, ..LogContents::default() };
+        let unused_bytes = |live| full_bytes.saturating_sub(bytes_of(live));
+        let (mut contents, mut counted) = (LogContents::default(), 0);
+        let mut uncounted: SmallVec<[SealedChunk; 8]> = SmallVec::new();
+        let mut head = None;
         for sealed in chunks {
-            let live = live_of(sealed).unwrap_or(mean);
-            contents.records += u64::from(live.records);
-            contents.amount += u64::from(live.amount);
-            let unused_bytes = full_bytes.saturating_sub(bytes_of(live));
-            contents.garbage_bytes += unused_bytes.saturating_sub(sealed.vacated_bytes);
+            let live = self.volume.pool.live_of(sealed.chunk);
+            if contents.chunks == 0 {
+                head = live;
+            }
+            contents.chunks += 1;
+            match live {
+                Some(live) => {
+                    counted += 1;
+                    contents.records += u64::from(live.records);
+                    contents.amount += u64::from(live.amount);
+                    contents.garbage_bytes += unused_bytes(live).saturating_sub(sealed.vacated_bytes);
+                }
+                None => uncounted.push(sealed),
+            }
         }
-        contents.head = chunks.first().map_or(LiveContents::default(), |head| live_of(head).unwrap_or(mean));
+        // Means of numbers of 32 bits; without any count one record, and half of a chunk.
+        let mean = |sum: u64, without: u32| sum.checked_div(counted).map_or(without, |mean| mean as u32);
+        let mean = LiveContents {
+            records: mean(contents.records, 1),
+            amount: mean(contents.amount, layout.chunk_granules() / 2),
+        };
+        for sealed in &uncounted {
+            contents.records += u64::from(mean.records);
+            contents.amount += u64::from(mean.amount);
+            contents.garbage_bytes += unused_bytes(mean).saturating_sub(sealed.vacated_bytes);
+        }
+        if contents.chunks > 0 {
+            contents.head = head.unwrap_or(mean);
+        }
         contents
     }
 }

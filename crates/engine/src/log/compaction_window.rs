@@ -5,6 +5,8 @@
 //!   segments      0 1 0 0 1 1 0 0                                          1: none of its entries has a record in the window
 //!   split of 1:   0 1 0 0 1 1 0 0 1                                        the new half is as visited as its parent was
 //! ```
+//! While free space is too short for what the visits of a round move, they move the records of the head chunk alone, and are not noted.
+//!
 //! In: the head of a value log, visits. Out: whether a segment has to be visited.
 //! Invariants: a visited segment has no record in the window, since new records lie behind it; a new half inherits the bit that its parent had
 //! when it was split, because every access first adds the halves that are missing. A bit of memory a segment.
@@ -21,17 +23,30 @@ pub(super) struct CompactionWindow {
     visited: Vec<u64>,
     segments: u64,
     is_begun: bool,
+    /// The end of the chunks whose records visits move now: that of the window, or of its head chunk while free space is short.
+    reach: ChunkIndex,
 }
 
 impl CompactionWindow {
     /// A window of the chunks below `end`, of a store with so many segments, none of them visited.
     pub(super) fn new(end: ChunkIndex, segments: u64) -> CompactionWindow {
-        CompactionWindow { end, visited: vec![0; segments.div_ceil(64) as usize], segments, is_begun: false }
+        let visited = vec![0; segments.div_ceil(64) as usize];
+        CompactionWindow { end, visited, segments, is_begun: false, reach: end }
     }
 
     /// The first chunk behind the window.
     pub(super) fn end(&self) -> ChunkIndex {
         self.end
+    }
+
+    /// The end of the chunks whose records visits move.
+    pub(super) fn reach(&self) -> ChunkIndex {
+        self.reach
+    }
+
+    /// Makes the following visits move the records of chunks below `reach` alone.
+    pub(super) fn set_reach(&mut self, reach: ChunkIndex) {
+        self.reach = reach.min(self.end);
     }
 
     /// Whether records in the window were moved.
@@ -50,8 +65,11 @@ impl CompactionWindow {
         self.bit(segment.0.into())
     }
 
-    /// Notes that a segment has no record in the window.
+    /// Notes that a segment has no record below [`CompactionWindow::reach`], which counts if that is the end of the window.
     pub(super) fn set_visited(&mut self, segment: SegmentNumber, segments: u64) {
+        if self.reach < self.end {
+            return;
+        }
         self.add_halves(segments);
         self.set_bit(segment.0.into());
     }

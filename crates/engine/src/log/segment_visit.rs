@@ -15,12 +15,14 @@ use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::key_compaction::DAMAGE_READS;
 use super::log_place::{ChunkIndex, LogKind};
 use super::record_reads::RecordRead;
+use super::segment_buckets::image_units;
 use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
 use super::segment_image::OldValue;
 use super::segment_reads::HeldSegment;
 use super::space_limits::ChunkPurpose;
+use super::space_pass::{CompactionPass, CompactionSpace};
 use super::store::{EntryChange, Store, StoreState, granules_of};
-use super::value_record::{NewValueRecord, value_record_bytes};
+use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
 use super::value_writes::AppendedValue;
 use crate::EngineError;
 use crate::common::media_errors::is_media_error;
@@ -70,16 +72,22 @@ enum EntryMove {
 pub(super) struct VisitEnd {
     /// The entries that it changed.
     pub moved: u32,
-    /// Whether no record in the window is left. Otherwise there was no space for some.
+    /// Whether no record in the window is left. Otherwise there was no space for some, on the device or in the segment.
     pub is_complete: bool,
+    /// Whether there was none on the device.
+    pub is_short: bool,
 }
 
 /// A visit in progress.
 #[derive(Default)]
-struct SegmentVisit {
+struct SegmentVisit<'a> {
     moved: u32,
     /// The keys whose records are left to a later visit.
     left: FxHashSet<Vec<u8>>,
+    /// Whether one was left because the device has no space.
+    is_short: bool,
+    /// The right to append the image of the segment, once a record has moved.
+    image: Option<CompactionPass<'a>>,
 }
 
 impl RecordToMove {
@@ -94,33 +102,56 @@ impl RecordToMove {
 }
 
 impl LogCore {
-    /// Moves the records of the segment of a prefix that lie in the window.
+    /// Moves the records of the segment of a prefix that lie in the window. The pass is for the image of a segment that was changed: until
+    /// that is published.
     ///
     /// # Errors
     /// Device failures, no memory. What was moved stays moved, and the segment is not visited.
-    pub(super) async fn visit_segment(
-        &self,
+    pub(super) async fn visit_segment<'a>(
+        &'a self,
         store: &Store,
         prefix: HashPrefix,
+    ) -> (Result<VisitEnd, EngineError>, Option<CompactionPass<'a>>) {
+        let mut visit = SegmentVisit::default();
+        let end = self.run_visit(store, prefix, &mut visit).await;
+        (end, visit.image)
+    }
+
+    async fn run_visit<'a>(
+        &'a self,
+        store: &Store,
+        prefix: HashPrefix,
+        visit: &mut SegmentVisit<'a>,
     ) -> Result<VisitEnd, EngineError> {
         let held = self.acquire(store, prefix).await?;
         let opens = self.volume.pool.opens_now();
         self.volume.counters.visits.fetch_add(1, Ordering::Relaxed);
-        let mut visit = SegmentVisit::default();
         loop {
             let group = held.with(|state, segment| {
                 self.drop_stale_entries(state, segment);
-                let group = self.next_group(state, segment, &visit);
+                let group = self.next_group(state, segment, visit);
                 if group.is_empty() && visit.left.is_empty() {
                     state.set_visited(segment);
                 }
                 group
             });
             if group.is_empty() {
-                return Ok(VisitEnd { moved: visit.moved, is_complete: visit.left.is_empty() });
+                let is_complete = visit.left.is_empty();
+                return Ok(VisitEnd { moved: visit.moved, is_complete, is_short: visit.is_short });
             }
-            self.move_group(store, &held, &group, opens, &mut visit).await?;
+            self.move_group(store, &held, &group, opens, visit).await?;
         }
+    }
+
+    /// The right to append the image of a segment; `None` if space is short.
+    fn image_pass(&self, store: &Store, held: &HeldSegment<'_>) -> Option<CompactionPass<'_>> {
+        let layout = self.volume.layout();
+        let entry_bytes = held.with(|state, segment| state.busy.image(segment).entry_bytes());
+        // Places may become longer.
+        let chain = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
+        let units = chain.saturating_add(1).min(layout.chain_max()).into();
+        let space = CompactionSpace::Image { store: store.id, units };
+        self.volume.passes.begin_compaction(&self.volume.pool, space)
     }
 
     /// Entries of a segment with records in the window: all, or as many as are moved at once.
@@ -128,9 +159,9 @@ impl LogCore {
         &self,
         state: &mut StoreState,
         segment: SegmentNumber,
-        visit: &SegmentVisit,
+        visit: &SegmentVisit<'_>,
     ) -> Vec<RecordToMove> {
-        let Some(end) = state.window.as_ref().map(|window| window.end()) else { return Vec::new() };
+        let Some(end) = state.window.as_ref().map(|window| window.reach()) else { return Vec::new() };
         let mut bytes = 0;
         let image = state.busy.image(segment);
         let records = image.iter().filter_map(|entry| {
@@ -160,20 +191,20 @@ impl LogCore {
     }
 
     /// Moves records to the tail. Those that find no space, or no room in the segment, are left.
-    async fn move_group(
-        &self,
+    async fn move_group<'a>(
+        &'a self,
         store: &Store,
         held: &HeldSegment<'_>,
         group: &[RecordToMove],
         opens: u64,
-        visit: &mut SegmentVisit,
+        visit: &mut SegmentVisit<'a>,
     ) -> Result<(), EngineError> {
         let reads = group.iter().map(|record| self.read_to_move(store, record, opens));
         let (mut appended, mut failure) = (Vec::with_capacity(group.len()), None);
         for (record, read) in group.iter().zip(join_all(reads).await) {
             let new = match read {
                 Ok(MovedRecord::Intact(buffer, value)) => {
-                    self.append_moved(store, record, &buffer[value]).map(Some)
+                    self.append_moved(store, held, record, &buffer[value], &mut visit.image).map(Some)
                 }
                 Ok(MovedRecord::Damaged) => Ok(None),
                 Ok(MovedRecord::Replaced) => Err(device_error(DeviceError::NoSpace, store.id)),
@@ -182,6 +213,7 @@ impl LogCore {
             match new {
                 Ok(new) => appended.push((record, new)),
                 Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => {
+                    visit.is_short = true;
                     visit.left.insert(record.key.clone());
                 }
                 Err(error) => {
@@ -237,16 +269,32 @@ impl LogCore {
         Ok(MovedRecord::Damaged)
     }
 
-    /// Appends a record again, unless that would take the chunks that its image and key compaction need.
-    fn append_moved<'a>(
-        &self,
-        store: &'a Store,
+    /// Appends a record again, unless that would take the chunks of key compaction and of writes in progress, or those of the image of its
+    /// segment, for which the first record takes the pass.
+    fn append_moved<'a, 's>(
+        &'a self,
+        store: &'s Store,
+        held: &HeldSegment<'_>,
         record: &RecordToMove,
         value: &[u8],
-    ) -> Result<AppendedValue<'a>, EngineError> {
-        let (pool, chunk_bytes) = (&self.volume.pool, self.volume.layout().chunk_bytes());
-        if pool.free() < pool.limits().move_floor(record.record_bytes().div_ceil(chunk_bytes)) {
-            return Err(device_error(DeviceError::NoSpace, store.id));
+        image: &mut Option<CompactionPass<'a>>,
+    ) -> Result<AppendedValue<'s>, EngineError> {
+        let no_space = || device_error(DeviceError::NoSpace, store.id);
+        let new_image = match image {
+            Some(_) => None,
+            None => Some(self.image_pass(store, held).ok_or_else(no_space)?),
+        };
+        let granules = record_granules(
+            record.key.len(),
+            record.value_bytes,
+            &record.meta,
+            self.volume.layout().granule_log2,
+        );
+        let space = CompactionSpace::Record(store.tail.lock().chunks_of(granules));
+        let appended = self.volume.passes.begin_compaction(&self.volume.pool, space);
+        let _appended = appended.ok_or_else(no_space)?;
+        if new_image.is_some() {
+            *image = new_image;
         }
         let new = NewValueRecord { key: &record.key, meta: record.meta, value_bytes: record.value_bytes };
         let prefix = self.prefix_in(store, &record.key);

@@ -150,6 +150,15 @@ impl SpaceLimits {
         units.div_ceil(chunk_units.into()) + hops
     }
 
+    /// The chunks that images of one store may take, with so many units, of which `room` fit into the tail of its key log. An image is at most
+    /// half of a chunk, so more than half of each further chunk is used.
+    pub fn image_chunks_max(units: u64, room: u32, chunk_units: u32) -> u64 {
+        match units <= u64::from(room) {
+            true => 0,
+            false => 1 + (units - 1) / u64::from(chunk_units / 2 + 1),
+        }
+    }
+
     /// Whether a write of this purpose may begin: with it, writes in progress may take so many chunks ([`SpaceLimits::chunks_taken_max`]).
     pub fn may_begin(&self, purpose: ChunkPurpose, free: u32, taken_max: u64) -> bool {
         u64::from(free) >= u64::from(self.pass_floor(purpose)) + taken_max
@@ -307,6 +316,25 @@ mod tests {
         assert!(
             limits.may_begin(ChunkPurpose::Delete, 28, 3) && !limits.may_begin(ChunkPurpose::Delete, 27, 3)
         );
+    }
+
+    #[test]
+    fn images_fit_the_tail_or_take_a_chunk_and_more_than_half_of_each_further_one() {
+        for (units, room, taken) in [
+            (0, 0, 0),
+            (1, 0, 1),
+            (1, 1, 0),
+            (2, 1, 1),
+            (50, 0, 1),
+            (51, 9, 1),
+            (52, 51, 2),
+            (52, 52, 0),
+            (103, 0, 3),
+        ] {
+            assert_eq!(SpaceLimits::image_chunks_max(units, room, 100), taken, "{units} with {room}");
+        }
+        // What one moved record needs beside itself.
+        assert_eq!(SpaceLimits::image_chunks_max(50, 0, 100), u64::from(MOVED_IMAGE_CHUNKS));
     }
 
     #[test]

@@ -4,7 +4,9 @@ use super::chunk_log::ChunkLog;
 use super::chunk_pool::ChunkPool;
 use super::log_place::{ChunkNumber, LogKind};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
-use super::space_pass::{PassKind, PassRequest, SpaceFull, SpaceNeed, SpacePass, SpacePasses};
+use super::space_pass::{
+    CompactionSpace, PassKind, PassRequest, SpaceFull, SpaceNeed, SpacePass, SpacePasses,
+};
 use proptest::prelude::*;
 use std::future::Future;
 use std::pin::Pin;
@@ -54,7 +56,7 @@ fn live_data_is_admitted_up_to_the_limit_of_its_kind() {
     let pool = pool();
     let (capacity, tombstones) = (pool.limits().capacity_chunks(), pool.limits().tombstone_chunks());
     assert!(capacity < tombstones);
-    let passes = SpacePasses::new(u64::from(capacity) * CHUNK_BYTES - 100, UNIT_BYTES);
+    let passes = SpacePasses::new(u64::from(capacity) * CHUNK_BYTES - 100, UNIT_BYTES, 2);
     let first = taken(&passes, &pool, need(PassKind::Put, 1, 60)).expect("100 bytes are left");
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 41)).is_none(), "60 of them are granted");
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 40)).is_some());
@@ -73,13 +75,14 @@ fn live_data_is_admitted_up_to_the_limit_of_its_kind() {
 #[test]
 fn a_write_waits_until_its_floor_is_free_and_deletes_do_not_wait_for_puts() {
     let pool = pool();
-    let passes = SpacePasses::new(0, UNIT_BYTES);
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
     let limits = *pool.limits();
     // One chunk, and a hop of each log.
     let mut reserved = reserve_down_to(&pool, limits.pass + 2);
+    let _task = passes.begin_task(&pool);
     let mut put = passes.take(&pool, need(PassKind::Put, 16, 100));
     assert!(poll(&mut put).is_pending());
-    assert_eq!(passes.first_need(&pool), Some((ChunkPurpose::User, limits.pass + 3)));
+    assert_eq!(passes.wanted_chunks(&pool), limits.pass + 3);
     assert!(taken(&passes, &pool, need(PassKind::Delete, 1, 0)).is_some(), "puts wait, deletes do not");
     let waker = Arc::new(TestWaker::default());
     let as_waker = Waker::from(Arc::clone(&waker));
@@ -90,13 +93,13 @@ fn a_write_waits_until_its_floor_is_free_and_deletes_do_not_wait_for_puts() {
     passes.chunks_freed(&pool);
     assert!(waker.0.load(Ordering::Relaxed));
     assert!(matches!(poll(&mut put), Poll::Ready(Ok(_))));
-    assert_eq!(passes.first_need(&pool), None);
+    assert_eq!(passes.wanted_chunks(&pool), 0);
 }
 
 #[test]
 fn a_put_does_not_overtake_a_longer_one_that_came_earlier() {
     let pool = pool();
-    let passes = SpacePasses::new(0, UNIT_BYTES);
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
     reserve_down_to(&pool, pool.limits().pass + 4);
     let mut long = passes.take(&pool, need(PassKind::Put, 160, 100));
     let mut short = passes.take(&pool, need(PassKind::Put, 1, 1));
@@ -107,6 +110,85 @@ fn a_put_does_not_overtake_a_longer_one_that_came_earlier() {
     drop(long);
     assert!(waker.0.load(Ordering::Relaxed), "the first one gave up its place");
     assert!(matches!(poll(&mut short), Poll::Ready(Ok(_))));
+}
+
+#[test]
+fn without_a_task_the_first_of_a_queue_compacts_once_for_each_change() {
+    let pool = pool();
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
+    let running = taken(&passes, &pool, need(PassKind::Put, 1, 1)).expect("space is free");
+    reserve_down_to(&pool, pool.limits().pass);
+    let mut requests = [PassKind::Put, PassKind::Put, PassKind::Delete]
+        .map(|kind| (passes.take(&pool, need(kind, 400, 0)), Arc::new(TestWaker::default())));
+    for (request, waker) in &mut requests {
+        assert!(request.compaction_turn(None).is_none(), "it has no place yet");
+        let waker = Waker::from(Arc::clone(waker));
+        assert!(Pin::new(request).poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    let [(first, first_waker), (second, second_waker), (delete, delete_waker)] = &requests;
+    let woken =
+        || [first_waker, second_waker, delete_waker].map(|waker| waker.0.swap(false, Ordering::Relaxed));
+    assert!(second.compaction_turn(None).is_none(), "another put came earlier");
+    let turn = first.compaction_turn(None).expect("nobody compacts");
+    assert!(delete.compaction_turn(None).is_none(), "one at a time");
+    let before = turn.changes;
+    drop(turn);
+    assert_eq!(woken(), [true, false, true], "the next one may compact");
+    assert!(first.compaction_turn(Some(before)).is_none(), "nothing has changed");
+    drop(delete.compaction_turn(None).expect("its first turn"));
+    for (request, waker) in [(first, first_waker), (delete, delete_waker)] {
+        assert!(request.compaction_turn(Some(before)).is_none(), "nothing has changed");
+        waker.0.store(false, Ordering::Relaxed);
+    }
+    drop(running);
+    assert!(first.compaction_turn(Some(before)).is_some(), "a write has ended");
+    let task = passes.begin_task(&pool);
+    assert!(first.compaction_turn(None).is_none(), "the task compacts");
+    drop(task);
+    assert!(first.compaction_turn(None).is_some());
+}
+
+#[test]
+fn compaction_leaves_what_writes_in_progress_and_key_compaction_may_take() {
+    let pool = pool();
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
+    let limits = *pool.limits();
+    let begin = |space| passes.begin_compaction(&pool, space);
+    // A put that may take a chunk, and two hops.
+    let put = taken(&passes, &pool, need(PassKind::Put, 16, 0)).expect("space is free");
+    reserve_down_to(&pool, limits.key + 3 + 2);
+    assert_eq!(passes.spare_chunks(&pool), 2);
+    let image = begin(CompactionSpace::Image { store: 0, units: 4 }).expect("one chunk");
+    let record = begin(CompactionSpace::Record(1)).expect("another one");
+    assert!(begin(CompactionSpace::Record(1)).is_none());
+    // A second short image shares the chunk of the first; one that may be too long, and one of another store do not.
+    drop(begin(CompactionSpace::Image { store: 0, units: 4 }).expect("in the same chunk"));
+    assert!(begin(CompactionSpace::Image { store: 0, units: 8 }).is_none());
+    assert!(begin(CompactionSpace::Image { store: 1, units: 1 }).is_none());
+    passes.set_key_room(1, 1);
+    assert!(begin(CompactionSpace::Image { store: 1, units: 2 }).is_none());
+    drop(begin(CompactionSpace::Image { store: 1, units: 1 }).expect("in the tail"));
+    let round = begin(CompactionSpace::KeyRound).expect("F_key is for one round");
+    assert!(begin(CompactionSpace::KeyRound).is_none());
+    drop(record);
+    drop(put);
+    assert_eq!(passes.spare_chunks(&pool), 4);
+    let second = begin(CompactionSpace::KeyRound).expect("two more chunks");
+    assert_eq!(passes.spare_chunks(&pool), 2);
+    drop((image, round, second));
+    assert_eq!(passes.spare_chunks(&pool), 5);
+}
+
+#[test]
+fn a_put_begins_only_if_the_part_of_compaction_is_left_as_well() {
+    let pool = pool();
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
+    reserve_down_to(&pool, pool.limits().pass + 3);
+    let image = passes.begin_compaction(&pool, CompactionSpace::Image { store: 0, units: 4 });
+    assert!(image.is_some());
+    assert!(poll(&mut passes.take(&pool, need(PassKind::Put, 16, 0))).is_pending());
+    drop(image);
+    assert!(taken(&passes, &pool, need(PassKind::Put, 16, 0)).is_some());
 }
 
 #[derive(Clone, Debug)]
@@ -144,7 +226,7 @@ proptest! {
     fn writes_begin_in_order_as_soon_as_they_may_and_never_beyond_the_limits(events in pass_events()) {
         let pool = pool();
         let limits = *pool.limits();
-        let passes = SpacePasses::new(0, UNIT_BYTES);
+        let passes = SpacePasses::new(0, UNIT_BYTES, 2);
         let mut reserved = Vec::new();
         let mut waiting: Vec<WaitingWrite<'_>> = Vec::new();
         let mut running: Vec<(SpaceNeed, SpacePass<'_>)> = Vec::new();
@@ -227,7 +309,7 @@ proptest! {
 #[test]
 fn a_pass_suffices_for_the_appends_that_it_was_taken_for() {
     let pool = pool();
-    let passes = SpacePasses::new(0, UNIT_BYTES);
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
     let mut keys = ChunkLog::create(0, LogKind::Keys, &pool).unwrap();
     let mut values = ChunkLog::create(0, LogKind::Values, &pool).unwrap();
     // Both tails are full.

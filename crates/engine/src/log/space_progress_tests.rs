@@ -192,6 +192,11 @@ impl Model {
             images: live(head).records.into(),
             garbage_bytes: log.sealed().map(garbage).sum(),
             is_begun: kind == LogKind::Values && of_store.is_paused,
+            needed_chunks: match (kind, live(head).records) {
+                (LogKind::Keys, _) | (LogKind::Values, 0) => 0,
+                // As for the longest record.
+                (LogKind::Values, _) => self.pool.limits().value - self.pool.limits().key,
+            },
         })
     }
 
@@ -201,7 +206,14 @@ impl Model {
         let pairs = (0..self.stores.len()).flat_map(|store| kinds.map(|kind| (store, kind)));
         let candidates: Vec<_> = pairs.filter_map(|(store, kind)| self.candidate(store, kind)).collect();
         let free = self.pool.free();
-        let Some(chosen) = choose_compacted_log(&candidates, free, wanted, self.pool.limits(), &[]) else {
+        let Some(chosen) = choose_compacted_log(
+            &candidates,
+            free,
+            wanted,
+            free - self.pool.limits().key,
+            self.pool.limits(),
+            &[],
+        ) else {
             return false;
         };
         self.rounds += 1;

@@ -3,74 +3,71 @@
 //! ```text
 //!   write ─▶ pass? yes ─▶ goes on
 //!             └ no: a task compacts ─▶ woken when chunks are free
-//!                   none does       ─▶ compacts itself, a round at a time
+//!                   none does       ─▶ the first of the puts, or that of the deletes, compacts, a round at a time; if that does not help,
+//!                                      again once a write or a compaction has ended
 //! ```
-//! In: needs. Out: passes. Invariant: while a write waits for its pass, some task or the write itself compacts, as long as that frees anything;
-//! a round runs to its end.
+//! In: needs. Out: passes. Invariant: while a write waits for its pass, some task or the first waiting write compacts, as long as that frees
+//! anything; a round runs to its end.
 //! Tested in `tests/log_full.rs`.
 
 use super::core::LogCore;
 use super::space_limits::SpaceLimits;
-use super::space_pass::{SpaceFull, SpaceNeed, SpacePass};
+use super::space_pass::{SpaceFull, SpaceNeed, SpacePass, WaiterTurn};
 use crate::EngineError;
-use futures_util::FutureExt;
 use octokv_base::Nanos;
 use octokv_runtime::{ReactorHandle, yield_now};
+use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 
-/// Counts a task that compacts, until it is dropped.
-struct CompactionTask<'a>(&'a AtomicUsize);
-
-impl<'a> CompactionTask<'a> {
-    fn new(count: &'a AtomicUsize) -> CompactionTask<'a> {
-        count.fetch_add(1, Ordering::AcqRel);
-        CompactionTask(count)
-    }
-}
-
-impl Drop for CompactionTask<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
+/// What a write that asked for a pass does next.
+enum PassTurn<'a> {
+    Begin(Result<SpacePass<'a>, SpaceFull>),
+    Compact(WaiterTurn<'a>),
+    ReadOnly,
 }
 
 impl LogCore {
     /// The pass of a write, once space allows it.
     ///
     /// # Errors
-    /// Of the compaction that the write has to make itself.
+    /// Of the compaction that the write has to make itself; the volume is read-only.
     pub(super) async fn take_pass(
         &self,
         need: SpaceNeed,
     ) -> Result<Result<SpacePass<'_>, SpaceFull>, EngineError> {
         let volume = &self.volume;
         let mut request = pin!(volume.passes.take(&volume.pool, need));
+        // The changes before the last round that did not help.
+        let mut compacted_at = None;
         loop {
-            if let Some(pass) = request.as_mut().now_or_never() {
-                return Ok(pass);
-            }
-            if volume.compaction_tasks.load(Ordering::Acquire) > 0 {
-                return Ok(request.await);
-            }
-            if volume.is_read_only() {
-                return Err(EngineError::ReadOnly);
-            }
-            // Boxed because it is rare: it would enlarge every write's future.
-            let has_helped = Box::pin(self.compact_for_waiters()).await?;
-            if !has_helped {
-                yield_now().await;
+            let turn = poll_fn(|context| match request.as_mut().poll(context) {
+                Poll::Ready(pass) => Poll::Ready(PassTurn::Begin(pass)),
+                Poll::Pending if volume.is_read_only() => Poll::Ready(PassTurn::ReadOnly),
+                Poll::Pending => match request.compaction_turn(compacted_at) {
+                    Some(turn) => Poll::Ready(PassTurn::Compact(turn)),
+                    None => Poll::Pending,
+                },
+            });
+            match turn.await {
+                PassTurn::Begin(pass) => return Ok(pass),
+                PassTurn::ReadOnly => return Err(EngineError::ReadOnly),
+                PassTurn::Compact(turn) => {
+                    // Boxed because it is rare: it would enlarge every write's future.
+                    let has_helped = Box::pin(self.compact_for_waiters()).await?;
+                    compacted_at = (!has_helped).then_some(turn.changes);
+                }
             }
         }
     }
 
-    /// One round of compaction, for what the first waiting write needs. Whether it helped.
+    /// One round of compaction, for what the first waiting writes need. Whether it helped.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
     async fn compact_for_waiters(&self) -> Result<bool, EngineError> {
-        let wanted = self.volume.passes.first_need(&self.volume.pool).map_or(0, |(_, wanted)| wanted);
-        self.compact_round(wanted).await
+        self.compact_round(self.volume.passes.wanted_chunks(&self.volume.pool)).await
     }
 
     /// Compacts while less space is free than [`SpaceLimits::start`], or than waiting writes need, until the volume is closed or read-only.
@@ -82,7 +79,7 @@ impl LogCore {
         if volume.settings.compaction_max_per_second == 0 {
             return;
         }
-        let _task = CompactionTask::new(&volume.compaction_tasks);
+        let _task = volume.passes.begin_task(&volume.pool);
         while !volume.is_read_only() && !volume.is_closing.load(Ordering::Acquire) {
             let pause = match self.compact_for_waiters().await {
                 Ok(true) => Nanos(0),
@@ -118,6 +115,8 @@ impl LogCore {
         while left > 0 && is_wanted() && self.compact_round(u32::MAX).await? {
             left -= 1;
         }
+        // The last round kept space from writes that compact while they wait.
+        self.volume.passes.chunks_freed(&self.volume.pool);
         Ok(())
     }
 }

@@ -12,6 +12,7 @@ use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::segment_reads::HeldSegment;
 use super::segment_ref::SegmentRef;
+use super::space_pass::CompactionSpace;
 use super::store::{PendingSplit, Store};
 use crate::EngineError;
 use octokv_device::DeviceError;
@@ -93,7 +94,7 @@ impl LogCore {
             && state.table.is_split_due(state.totals.entry_bytes, self.volume.settings.segment_target_bytes)
     }
 
-    /// Splits the next segment of a store. False if others use it all the time, or another split runs.
+    /// Splits the next segment of a store. False if others use it all the time, another split runs, or free space is short.
     ///
     /// # Errors
     /// Device failures, no memory.
@@ -105,6 +106,12 @@ impl LogCore {
             }
             let level = state.table.level();
             level.range_of(SegmentNumber(level.split)).first
+        };
+        // Both halves have to fit into one chunk behind a hop.
+        let units = u32::from(self.volume.layout().chain_max()) + 2;
+        let space = CompactionSpace::Image { store: store.id, units };
+        let Some(_images) = self.volume.passes.begin_compaction(&self.volume.pool, space) else {
+            return Ok(false);
         };
         let mut attempts = 0;
         loop {

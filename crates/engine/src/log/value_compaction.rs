@@ -27,6 +27,7 @@ use super::key_compaction::CHUNK_READ_BYTES;
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::record_walk::{RecordWalk, WalkStep};
+use super::segment_buckets::image_units;
 use super::segment_image::OldValue;
 use super::segment_visit::VisitEnd;
 use super::store::{Store, StoreState, granules_of};
@@ -39,6 +40,9 @@ use std::collections::VecDeque;
 
 /// The end of a chunk that is read first: most directories are as long, or shorter.
 const DIRECTORY_READ_BYTES: u32 = 16 << 10;
+
+/// The units of a short image, with one for longer places.
+const SHORT_IMAGE_UNITS: u32 = 2;
 
 /// How visits ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +141,46 @@ impl LogCore {
             }
             state.window = Some(CompactionWindow::new(end, state.table.segments()));
         }
+        let needed = self.chunks_of_round(state, chunk);
+        if let Some(window) = &mut state.window {
+            // Key compaction gets room for the images that become garbage only when the round has ended.
+            let has_space = needed <= u64::from(self.volume.passes.spare_chunks(&self.volume.pool));
+            window.set_reach(if has_space { window.end() } else { ChunkIndex(index.0 + 1) });
+        }
         Ok(HeadChunk { index, chunk })
+    }
+
+    /// The chunks that a round may take before it frees the head chunk, if its visits reach to the end of the window: each record of the chunk
+    /// is of another segment, which has its share of the records of the window.
+    fn chunks_of_round(&self, state: &StoreState, chunk: ChunkNumber) -> u64 {
+        let (layout, pool) = (self.volume.layout(), &self.volume.pool);
+        let Some(window) = &state.window else { return 0 };
+        let segments = state.table.segments().max(1);
+        let visits = pool.live_of(chunk).map_or(segments, |live| u64::from(live.records).min(segments));
+        let in_window = state.values.sealed().take_while(|&(index, _)| index < window.end());
+        // Without a count all of it may be live.
+        let live = in_window
+            .map(|(_, chunk)| pool.live_of(chunk).map_or(layout.chunk_granules(), |live| live.amount));
+        let live_bytes = live.map(u64::from).sum::<u64>() << layout.granule_log2;
+        let moved_bytes = live_bytes / segments * visits;
+        let entry_bytes = (state.totals.entry_bytes / segments) as usize;
+        let image_units = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
+        let images_bytes = visits * u64::from(image_units) * u64::from(layout.unit_bytes);
+        let limits = pool.limits();
+        // A chunk for the rest of each sum, and those that moving the longest record takes.
+        let least = 2 + limits.value - limits.key;
+        (moved_bytes + images_bytes) / u64::from(layout.chunk_bytes()) + u64::from(least)
+    }
+
+    /// The chunks that moving a record of one unit and its image takes: none if the tails of both logs have room.
+    fn moved_chunks_min(&self, store: &Store) -> u32 {
+        let of_record = store.tail.lock().chunks_of(self.volume.layout().unit_granules());
+        of_record + self.image_chunks_min(store)
+    }
+
+    /// The chunks that a short image takes.
+    pub(super) fn image_chunks_min(&self, store: &Store) -> u32 {
+        u32::from(self.volume.passes.key_room(store.id) < SHORT_IMAGE_UNITS)
     }
 
     /// Visits the segments with records in a chunk until no image names one.
@@ -172,26 +215,29 @@ impl LogCore {
     ) -> Result<VisitsEnd, EngineError> {
         let (mut running, mut visiting) = (FuturesUnordered::new(), FxHashSet::default());
         let (mut failure, mut has_moved, mut has_left, mut is_paused) = (None, false, false, false);
+        let mut images = Vec::new();
         loop {
             while failure.is_none()
                 && !is_paused
                 && running.len() < self.volume.settings.sub_compactions.max(1)
                 && let Some((segment, prefix)) = next_segment(store, &mut segments, &visiting)
             {
-                // Without space for the shortest record; longer ones find that out by themselves.
-                if self.volume.pool.free() < self.volume.pool.limits().move_floor(1) {
+                // Without space for a short record and its image; longer ones find that out by themselves.
+                if self.volume.passes.spare_chunks(&self.volume.pool) < self.moved_chunks_min(store) {
                     is_paused = true;
                     break;
                 }
                 visiting.insert(segment);
                 running.push(async move { (segment, self.visit_segment(store, prefix).await) });
             }
-            let Some((segment, visit)) = running.next().await else { break };
+            let Some((segment, (visit, image))) = running.next().await else { break };
             visiting.remove(&segment);
+            images.extend(image);
             match visit {
-                Ok(VisitEnd { moved, is_complete }) => {
+                Ok(VisitEnd { moved, is_complete, is_short }) => {
                     has_moved |= moved > 0;
                     has_left |= !is_complete;
+                    is_paused |= is_short;
                 }
                 Err(error) => failure = failure.or(Some(error)),
             }
@@ -199,6 +245,11 @@ impl LogCore {
         if has_moved && let Some(window) = &mut store.state.lock().window {
             window.set_begun();
         }
+        if !images.is_empty() {
+            let committed = self.commit_all(store).await;
+            failure = failure.or(committed.err());
+        }
+        drop(images);
         match failure {
             Some(error) => Err(error),
             None if is_paused || has_left => Ok(VisitsEnd::Paused { has_moved }),

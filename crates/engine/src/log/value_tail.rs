@@ -263,6 +263,11 @@ impl ValueTail {
         ValueTailPlace { index: self.chunk.index, granule: self.chunk.granule }
     }
 
+    /// The chunks that a record of so many granules takes behind the one in which the log ends.
+    pub fn chunks_of(&self, granules: u32) -> u32 {
+        self.plan(granules).last().map_or(0, |extent| extent.chunk)
+    }
+
     /// Whether no write is in flight.
     pub fn is_idle(&self) -> bool {
         self.flight.is_none()

@@ -20,7 +20,7 @@ use crate::sync::Mutex;
 use crate::{EngineStatistics, OpenConfig, VolumeInfo, WallClock};
 use octokv_base::{Key, Lba, RingPosition, Version};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the operations of a volume did since its opening.
 #[derive(Debug, Default)]
@@ -76,8 +76,6 @@ pub struct LogVolume {
     /// The segments of all stores, and the most of which a checkpoint fits its area.
     pub(super) segments: AtomicU64,
     segments_max: u64,
-    /// Tasks that compact while writes wait for space.
-    pub(super) compaction_tasks: AtomicUsize,
     /// Whether the volume is being closed: nothing is compacted any more.
     pub(super) is_closing: AtomicBool,
     /// Checkpoints that were begun since the opening.
@@ -104,6 +102,10 @@ impl LogVolume {
         let segments_max = segments_max(&superblock.layout, stores.len() as u32);
         // One split of each store at a time.
         let segments_max = segments_max.saturating_sub(stores.len() as u64);
+        let passes = SpacePasses::new(used_bytes, superblock.layout.unit_bytes, stores.len());
+        for store in &stores {
+            passes.set_key_room(store.id, pool.chunk_units() - store.state.lock().keys.tail().unit);
+        }
         Arc::new(LogVolume {
             fixed: superblock,
             unit_blocks: u64::from(superblock.layout.unit_bytes / block_bytes),
@@ -112,7 +114,7 @@ impl LogVolume {
             pool,
             stores,
             flushes: FlushQueue::new(),
-            passes: SpacePasses::new(used_bytes, superblock.layout.unit_bytes),
+            passes,
             throttle: WriteThrottle::default(),
             compactions: RunningCompactions::default(),
             maintenance_locks: KeyLocks::default(),
@@ -122,7 +124,6 @@ impl LogVolume {
             has_failed: AtomicBool::new(false),
             segments: AtomicU64::new(segments),
             segments_max,
-            compaction_tasks: AtomicUsize::new(0),
             is_closing: AtomicBool::new(false),
             checkpoint_attempts: AtomicU64::new(0),
             units_at_checkpoint: AtomicU64::new(0),

@@ -21,6 +21,7 @@ use std::sync::atomic::AtomicU64;
 /// The bytes of a small volume's disk.
 pub const LOG_DISK_BYTES: usize = 24 << 20;
 
+#[derive(Clone)]
 pub struct LogFixture {
     pub format: FormatConfig,
     pub durability: Durability,
