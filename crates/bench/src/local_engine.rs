@@ -86,7 +86,7 @@ impl LocalEngine {
         }
         let volume = Mutex::new(reactor.open(&config)?);
         let memtable_bytes = match config.format.engine {
-            EngineKind::Hash => None,
+            EngineKind::Hash | EngineKind::Log => None,
             EngineKind::Lsm => Some(reactor.memtable_bytes()?),
         };
         Ok(LocalEngine { source, config, volume, memtable_bytes, formats: AtomicU64::new(1) })
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn both_engines_run_workloads_on_two_cores_and_keep_the_keys() {
+    fn all_engines_run_workloads_on_two_cores_and_keep_the_keys() {
         let directory = temporary_directory("octokv-bench-").expect("a directory");
         let all = [
             Workload::FillSequential,

@@ -12,17 +12,20 @@ pub enum EngineKind {
     Hash,
     /// The ordered engine: a log-structured merge tree with snapshot iterators.
     Lsm,
+    /// The log engine: a few bytes of memory for each segment of keys, values in circular logs.
+    Log,
 }
 
 impl EngineKind {
     /// Every engine.
-    pub const ALL: [EngineKind; 2] = [EngineKind::Hash, EngineKind::Lsm];
+    pub const ALL: [EngineKind; 3] = [EngineKind::Hash, EngineKind::Lsm, EngineKind::Log];
 
     /// Its name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             EngineKind::Hash => "hash",
             EngineKind::Lsm => "lsm",
+            EngineKind::Log => "log",
         }
     }
 
@@ -31,6 +34,9 @@ impl EngineKind {
         match self {
             EngineKind::Hash => "A hash index in memory",
             EngineKind::Lsm => "A log-structured merge tree, with snapshots in the order of keys",
+            EngineKind::Log => {
+                "Circular logs with little memory for each key (experimental: its format may change)"
+            }
         }
     }
 
@@ -39,6 +45,7 @@ impl EngineKind {
         match number {
             EngineNumber::HASH => Some(EngineKind::Hash),
             EngineNumber::LSM => Some(EngineKind::Lsm),
+            EngineNumber::LOG => Some(EngineKind::Log),
             _ => None,
         }
     }
@@ -63,5 +70,23 @@ impl FromStr for EngineKind {
 impl fmt::Display for EngineKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_engine_has_a_name_and_a_number_of_its_own() {
+        for (kind, number) in
+            EngineKind::ALL.into_iter().zip([EngineNumber::HASH, EngineNumber::LSM, EngineNumber::LOG])
+        {
+            assert_eq!(EngineKind::from_number(number), Some(kind));
+            assert_eq!(kind.name().parse(), Ok(kind));
+        }
+        assert_eq!(EngineKind::from_number(EngineNumber(4)), None);
+        let error = "btree".parse::<EngineKind>().expect_err("there is none").to_string();
+        assert_eq!(error, "there is no engine \"btree\": \"hash\", \"lsm\", \"log\"");
     }
 }

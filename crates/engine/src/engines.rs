@@ -8,6 +8,8 @@
 use crate::cached::{CachedEngine, CachedVolume};
 use crate::common::superblock_io::{newest_header, read_header};
 use crate::hash::{HashEngine, HashVolume};
+use crate::log::handle::LogEngine;
+use crate::log::volume::LogVolume;
 use crate::lsm::{LsmEngine, LsmVolume, TreeIterator};
 use crate::{
     Capability, DeleteOutcome, DeviceLayout, Engine, EngineError, EngineKind, EngineStatistics, FormatConfig,
@@ -20,6 +22,7 @@ use octokv_base::{BufferPool, DataRef, Key, Received, RecordLayout, RingRange, V
 use octokv_device::Device;
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -33,6 +36,8 @@ pub enum AnyVolume {
     CachedHash(CachedVolume<Arc<HashVolume>>),
     /// Of the ordered engine.
     Lsm(Arc<LsmVolume>),
+    /// Of the log engine.
+    Log(Arc<LogVolume>),
 }
 
 /// One core's handle on a volume of any engine.
@@ -43,6 +48,8 @@ pub enum AnyEngine {
     CachedHash(CachedEngine<HashEngine>),
     /// Of the ordered engine. Boxed so that it does not make the others larger.
     Lsm(Box<LsmEngine>),
+    /// Of the log engine. Boxed for the same reason.
+    Log(Box<LogEngine>),
 }
 
 impl AnyVolume {
@@ -56,6 +63,7 @@ impl AnyVolume {
             AnyVolume::Hash(volume) => volume.assign_owner_cores(cores),
             AnyVolume::CachedHash(volume) => volume.volume().assign_owner_cores(cores),
             AnyVolume::Lsm(_) => panic!("the ordered engine has no owners"),
+            AnyVolume::Log(_) => panic!("the log engine has owners by its stores"),
         }
     }
 }
@@ -76,6 +84,7 @@ impl Volume for AnyVolume {
         match config.engine {
             EngineKind::Hash => <Arc<HashVolume>>::format(devices, config).await,
             EngineKind::Lsm => <Arc<LsmVolume>>::format(devices, config).await,
+            EngineKind::Log => <Arc<LogVolume>>::format(devices, config).await,
         }
     }
 
@@ -96,6 +105,10 @@ impl Volume for AnyVolume {
             EngineKind::Lsm => {
                 <Arc<LsmVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Lsm)
             }
+            // It has no cache.
+            EngineKind::Log => {
+                <Arc<LogVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Log)
+            }
         }
     }
 
@@ -108,6 +121,7 @@ impl Volume for AnyVolume {
         match kind_of(devices).await {
             EngineKind::Hash => <Arc<HashVolume>>::verify(devices, pool, observer).await,
             EngineKind::Lsm => <Arc<LsmVolume>>::verify(devices, pool, observer).await,
+            EngineKind::Log => <Arc<LogVolume>>::verify(devices, pool, observer).await,
         }
     }
 
@@ -115,6 +129,7 @@ impl Volume for AnyVolume {
         match kind_of(devices).await {
             EngineKind::Hash => <Arc<HashVolume>>::upgrade(devices, pool).await,
             EngineKind::Lsm => <Arc<LsmVolume>>::upgrade(devices, pool).await,
+            EngineKind::Log => <Arc<LogVolume>>::upgrade(devices, pool).await,
         }
     }
 
@@ -122,6 +137,7 @@ impl Volume for AnyVolume {
         match EngineKind::from_number(newest_header(format_region)?.engine)? {
             EngineKind::Hash => <Arc<HashVolume>>::device_layout(format_region),
             EngineKind::Lsm => <Arc<LsmVolume>>::device_layout(format_region),
+            EngineKind::Log => <Arc<LogVolume>>::device_layout(format_region),
         }
     }
 
@@ -130,6 +146,7 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => AnyEngine::Hash(volume.engine(core, devices, pool)),
             AnyVolume::CachedHash(volume) => AnyEngine::CachedHash(volume.engine(core, devices, pool)),
             AnyVolume::Lsm(volume) => AnyEngine::Lsm(Box::new(volume.engine(core, devices, pool))),
+            AnyVolume::Log(volume) => AnyEngine::Log(Box::new(volume.engine(core, devices, pool))),
         }
     }
 
@@ -138,6 +155,7 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => volume.info(),
             AnyVolume::CachedHash(volume) => volume.info(),
             AnyVolume::Lsm(volume) => Volume::info(volume),
+            AnyVolume::Log(volume) => Volume::info(volume),
         }
     }
 
@@ -146,6 +164,7 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => volume.used_bytes(),
             AnyVolume::CachedHash(volume) => volume.used_bytes(),
             AnyVolume::Lsm(volume) => Volume::used_bytes(volume),
+            AnyVolume::Log(volume) => Volume::used_bytes(volume),
         }
     }
 
@@ -154,6 +173,7 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => volume.is_idle(),
             AnyVolume::CachedHash(volume) => volume.is_idle(),
             AnyVolume::Lsm(volume) => Volume::is_idle(volume),
+            AnyVolume::Log(volume) => Volume::is_idle(volume),
         }
     }
 
@@ -162,6 +182,7 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => volume.is_read_only(),
             AnyVolume::CachedHash(volume) => volume.is_read_only(),
             AnyVolume::Lsm(volume) => Volume::is_read_only(volume),
+            AnyVolume::Log(volume) => Volume::is_read_only(volume),
         }
     }
 
@@ -170,8 +191,24 @@ impl Volume for AnyVolume {
             AnyVolume::Hash(volume) => volume.statistics(),
             AnyVolume::CachedHash(volume) => volume.statistics(),
             AnyVolume::Lsm(volume) => Volume::statistics(volume),
+            AnyVolume::Log(volume) => Volume::statistics(volume),
         }
     }
+}
+
+/// A future of any engine: that of the hash engine in place, the others boxed.
+type EngineFuture<H, C, T, L> = Either<H, Either<Pin<Box<C>>, Either<Pin<Box<T>>, Pin<Box<L>>>>>;
+
+fn of_cached<H, C, T, L>(future: C) -> EngineFuture<H, C, T, L> {
+    Either::Right(Either::Left(Box::pin(future)))
+}
+
+fn of_lsm<H, C, T, L>(future: T) -> EngineFuture<H, C, T, L> {
+    Either::Right(Either::Right(Either::Left(Box::pin(future))))
+}
+
+fn of_log<H, C, T, L>(future: L) -> EngineFuture<H, C, T, L> {
+    Either::Right(Either::Right(Either::Right(Box::pin(future))))
 }
 
 impl Engine for AnyEngine {
@@ -185,20 +222,18 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<PutOutcome, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.put_with(key, value, options)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.put_with(key, value, options))))
-            }
-            AnyEngine::Lsm(engine) => {
-                Either::Right(Either::Right(Box::pin(engine.put_with(key, value, options))))
-            }
+            AnyEngine::CachedHash(engine) => of_cached(engine.put_with(key, value, options)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.put_with(key, value, options)),
+            AnyEngine::Log(engine) => of_log(engine.put_with(key, value, options)),
         }
     }
 
     fn get(&self, key: &Key) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.get(key)),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.get(key)))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.get(key)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.get(key)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.get(key)),
+            AnyEngine::Log(engine) => of_log(engine.get(key)),
         }
     }
 
@@ -209,10 +244,9 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<Option<StoredValue>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.get_range(key, range)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.get_range(key, range))))
-            }
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.get_range(key, range)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.get_range(key, range)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.get_range(key, range)),
+            AnyEngine::Log(engine) => of_log(engine.get_range(key, range)),
         }
     }
 
@@ -223,28 +257,27 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<DeleteOutcome, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.delete_with(key, version)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.delete_with(key, version))))
-            }
-            AnyEngine::Lsm(engine) => {
-                Either::Right(Either::Right(Box::pin(engine.delete_with(key, version))))
-            }
+            AnyEngine::CachedHash(engine) => of_cached(engine.delete_with(key, version)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.delete_with(key, version)),
+            AnyEngine::Log(engine) => of_log(engine.delete_with(key, version)),
         }
     }
 
     fn status(&self, key: &Key) -> impl Future<Output = Result<Option<KeyStatus>, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.status(key)),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.status(key)))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.status(key)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.status(key)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.status(key)),
+            AnyEngine::Log(engine) => of_log(engine.status(key)),
         }
     }
 
     fn list(&self, start: &Key, sink: &mut impl KeySink) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.list(start, sink)),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.list(start, sink)))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.list(start, sink)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.list(start, sink)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.list(start, sink)),
+            AnyEngine::Log(engine) => of_log(engine.list(start, sink)),
         }
     }
 
@@ -256,36 +289,33 @@ impl Engine for AnyEngine {
     ) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.scan(range, since, sink)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.scan(range, since, sink))))
-            }
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.scan(range, since, sink)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.scan(range, since, sink)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.scan(range, since, sink)),
+            AnyEngine::Log(engine) => of_log(engine.scan(range, since, sink)),
         }
     }
 
     fn forget_below(&self, version: Version) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.forget_below(version)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.forget_below(version))))
-            }
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.forget_below(version)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.forget_below(version)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.forget_below(version)),
+            AnyEngine::Log(engine) => of_log(engine.forget_below(version)),
         }
     }
 
     fn give_up_space(&self, bytes: u64) -> impl Future<Output = Result<u64, EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.give_up_space(bytes)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.give_up_space(bytes))))
-            }
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.give_up_space(bytes)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.give_up_space(bytes)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.give_up_space(bytes)),
+            AnyEngine::Log(engine) => of_log(engine.give_up_space(bytes)),
         }
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<TreeIterator>, EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.create_iterator(options).await,
@@ -298,7 +328,7 @@ impl Engine for AnyEngine {
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.next_pairs(iterator, sink).await,
@@ -307,7 +337,7 @@ impl Engine for AnyEngine {
 
     async fn seek_iterator(&self, iterator: &TreeIterator, key: &Key) -> Result<(), EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.seek_iterator(iterator, key).await,
@@ -319,40 +349,43 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.compact_all().await,
             AnyEngine::CachedHash(engine) => engine.compact_all().await,
             AnyEngine::Lsm(engine) => engine.compact_all().await,
+            AnyEngine::Log(engine) => engine.compact_all().await,
         }
     }
 
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.flush()),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.flush()))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.flush()))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.flush()),
+            AnyEngine::Lsm(engine) => of_lsm(engine.flush()),
+            AnyEngine::Log(engine) => of_log(engine.flush()),
         }
     }
 
     fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) -> impl Future<Output = ()> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.maintain(handle, report)),
-            AnyEngine::CachedHash(engine) => {
-                Either::Right(Either::Left(Box::pin(engine.maintain(handle, report))))
-            }
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.maintain(handle, report)))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.maintain(handle, report)),
+            AnyEngine::Lsm(engine) => of_lsm(engine.maintain(handle, report)),
+            AnyEngine::Log(engine) => of_log(engine.maintain(handle, report)),
         }
     }
 
     fn run_abandoned(&self) -> impl Future<Output = ()> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.run_abandoned()),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.run_abandoned()))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.run_abandoned()))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.run_abandoned()),
+            AnyEngine::Lsm(engine) => of_lsm(engine.run_abandoned()),
+            AnyEngine::Log(engine) => of_log(engine.run_abandoned()),
         }
     }
 
     fn close(&self) -> impl Future<Output = Result<(), EngineError>> {
         match self {
             AnyEngine::Hash(engine) => Either::Left(engine.close()),
-            AnyEngine::CachedHash(engine) => Either::Right(Either::Left(Box::pin(engine.close()))),
-            AnyEngine::Lsm(engine) => Either::Right(Either::Right(Box::pin(engine.close()))),
+            AnyEngine::CachedHash(engine) => of_cached(engine.close()),
+            AnyEngine::Lsm(engine) => of_lsm(engine.close()),
+            AnyEngine::Log(engine) => of_log(engine.close()),
         }
     }
 
@@ -361,6 +394,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.owner_core(key),
             AnyEngine::CachedHash(engine) => engine.owner_core(key),
             AnyEngine::Lsm(engine) => engine.owner_core(key),
+            AnyEngine::Log(engine) => engine.owner_core(key),
         }
     }
 
@@ -370,6 +404,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.may_end_at_once(),
             AnyEngine::CachedHash(engine) => engine.may_end_at_once(),
             AnyEngine::Lsm(engine) => engine.may_end_at_once(),
+            AnyEngine::Log(engine) => engine.may_end_at_once(),
         }
     }
     #[inline]
@@ -378,6 +413,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.begin_lookup(key),
             AnyEngine::CachedHash(engine) => engine.begin_lookup(key),
             AnyEngine::Lsm(engine) => engine.begin_lookup(key),
+            AnyEngine::Log(engine) => engine.begin_lookup(key),
         }
     }
 
@@ -387,6 +423,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.advance_lookup(lookup, stage),
             AnyEngine::CachedHash(engine) => engine.advance_lookup(lookup, stage),
             AnyEngine::Lsm(engine) => engine.advance_lookup(lookup, stage),
+            AnyEngine::Log(engine) => engine.advance_lookup(lookup, stage),
         }
     }
 
@@ -401,6 +438,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::CachedHash(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::Lsm(engine) => engine.get_now(key, lookup, receive),
+            AnyEngine::Log(engine) => engine.get_now(key, lookup, receive),
         }
     }
 
@@ -409,6 +447,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.exist_now(key, lookup),
             AnyEngine::CachedHash(engine) => engine.exist_now(key, lookup),
             AnyEngine::Lsm(engine) => engine.exist_now(key, lookup),
+            AnyEngine::Log(engine) => engine.exist_now(key, lookup),
         }
     }
 
@@ -418,6 +457,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.put_now(key, lookup, mode, value),
             AnyEngine::CachedHash(engine) => engine.put_now(key, lookup, mode, value),
             AnyEngine::Lsm(engine) => engine.put_now(key, lookup, mode, value),
+            AnyEngine::Log(engine) => engine.put_now(key, lookup, mode, value),
         }
     }
 
@@ -426,6 +466,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.delete_now(key, lookup),
             AnyEngine::CachedHash(engine) => engine.delete_now(key, lookup),
             AnyEngine::Lsm(engine) => engine.delete_now(key, lookup),
+            AnyEngine::Log(engine) => engine.delete_now(key, lookup),
         }
     }
 
@@ -434,6 +475,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.prefetch(key, stage),
             AnyEngine::CachedHash(engine) => engine.prefetch(key, stage),
             AnyEngine::Lsm(engine) => engine.prefetch(key, stage),
+            AnyEngine::Log(engine) => engine.prefetch(key, stage),
         }
     }
 
@@ -442,6 +484,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.record_layout(),
             AnyEngine::CachedHash(engine) => engine.record_layout(),
             AnyEngine::Lsm(engine) => engine.record_layout(),
+            AnyEngine::Log(engine) => engine.record_layout(),
         }
     }
 
@@ -450,6 +493,7 @@ impl Engine for AnyEngine {
             AnyEngine::Hash(engine) => engine.statistics(),
             AnyEngine::CachedHash(engine) => engine.statistics(),
             AnyEngine::Lsm(engine) => engine.statistics(),
+            AnyEngine::Log(engine) => engine.statistics(),
         }
     }
 }

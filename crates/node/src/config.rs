@@ -31,11 +31,11 @@ pub const PREPARE_BYTES_MAX: u64 = 1 << 30;
 const HASH_COMPACT_BYTES_PER_SECOND: u64 = 16 << 20;
 
 /// What compaction of an engine may read and write by default, in bytes per second. The ordered engine sets its own pace, which has no bound: its reads and writes
-/// depend on compactions that keep up.
+/// depend on compactions that keep up. The log engine compacts when it has to, without a bound.
 pub fn default_compact_bytes_per_second(engine: EngineKind) -> u64 {
     match engine {
         EngineKind::Hash => HASH_COMPACT_BYTES_PER_SECOND,
-        EngineKind::Lsm => u64::MAX,
+        EngineKind::Lsm | EngineKind::Log => u64::MAX,
     }
 }
 

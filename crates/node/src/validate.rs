@@ -9,7 +9,9 @@ use crate::config::{
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
 use octokv_base::NamespaceId;
+use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT;
+use octokv_engine::{EngineKind, FormatConfig};
 use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
@@ -84,6 +86,9 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     {
         return invalid("inline_bytes_max", &format!("must be at most {INLINE_BYTES_LIMIT}"));
     }
+    if let CommandSetConfig::KeyValue { format } = config.command_set {
+        validate_chunks(&format)?;
+    }
     if config.cache_bytes > 0 {
         validate_cache(config)?;
     }
@@ -99,12 +104,30 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     Ok(())
 }
 
+/// Validates what only the log engine uses.
+fn validate_chunks(format: &FormatConfig) -> Result<(), StartError> {
+    let invalid = |name, why: &str| Err(StartError::InvalidSetting { name, why: why.to_owned() });
+    if format.partitions == 0 {
+        return invalid("partitions", "must be at least 1");
+    }
+    if let Some(bytes) = format.chunk_bytes
+        && !(bytes.is_power_of_two() && bytes <= CHUNK_BYTES_MAX)
+    {
+        return invalid("chunk_bytes", &format!("must be a power of two of at most {CHUNK_BYTES_MAX}"));
+    }
+    Ok(())
+}
+
 /// Validates the size of a cache that is not 0.
 fn validate_cache(config: &NamespaceConfig) -> Result<(), StartError> {
     let invalid = |why: String| Err(StartError::InvalidSetting { name: "cache_bytes", why });
     let bytes = config.cache_bytes;
     if matches!(config.command_set, CommandSetConfig::Blocks { .. }) {
         return invalid("only a key-value namespace has a cache of values".to_owned());
+    }
+    if matches!(&config.command_set, CommandSetConfig::KeyValue { format } if format.engine == EngineKind::Log)
+    {
+        return invalid("the log engine has no cache of values".to_owned());
     }
     if matches!(config.device, DeviceConfig::Memory { .. }) && config.drive_profile.is_none() {
         return invalid("a namespace in memory needs no cache of its values".to_owned());

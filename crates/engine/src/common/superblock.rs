@@ -40,7 +40,7 @@ impl EngineNumber {
     pub const HASH: EngineNumber = EngineNumber(1);
     /// The ordered engine.
     pub const LSM: EngineNumber = EngineNumber(2);
-    /// Reserved: the circular log.
+    /// The log engine.
     pub const LOG: EngineNumber = EngineNumber(3);
 }
 

@@ -10,8 +10,8 @@ use octokv_engine::log::open::open_with;
 use octokv_engine::log::settings::LogSettings;
 use octokv_engine::log::volume::LogVolume;
 use octokv_engine::{
-    DeviceLayout, Durability, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError,
-    PrefetchPlan, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
+    DeviceLayout, Durability, EngineKind, EngineStatistics, FormatConfig, FormatVersions, OpenConfig,
+    OpenError, PrefetchPlan, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_runtime::block_on;
 use std::rc::Rc;
@@ -33,6 +33,7 @@ pub struct LogFixture {
 impl Default for LogFixture {
     fn default() -> LogFixture {
         let format = FormatConfig {
+            engine: EngineKind::Log,
             seed: 42,
             unit_bytes: Some(512),
             partitions: 2,
