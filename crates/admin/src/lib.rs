@@ -7,7 +7,7 @@
 //! # Layout
 //! - [`api_types`]: the JSON documents of client and server.
 //! - [`scheduling_api`]: the JSON documents of scheduling.
-//! - [`tree_report`]: the JSON document of an ordered engine's tree.
+//! - [`tree_report`], [`log_report`]: the JSON documents of an ordered engine's tree, and of a log engine's logs.
 //! - [`state_file`]: the settings that survive a restart, in one file.
 //! - [`service`]: applies changes to the node and to the state file.
 //! - [`http_server`]: HTTP on a Unix socket, on its own thread.
@@ -22,6 +22,7 @@
 pub mod api_types;
 pub mod http_client;
 pub mod http_server;
+pub mod log_report;
 pub mod scheduling_api;
 pub mod service;
 pub mod state_file;

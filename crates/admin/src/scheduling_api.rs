@@ -7,6 +7,7 @@
 //! ```
 //! Conversions between these documents and `octokv_sched`, which validates the values.
 
+use crate::log_report::LogReport;
 use crate::tree_report::TreeReport;
 use octokv_base::Nanos;
 use octokv_engine::CompactionStatistics;
@@ -331,6 +332,9 @@ pub struct SchedulingReport {
     /// Trees of ordered engines, by namespace that has one; an earlier node reports none.
     #[serde(default)]
     pub trees: Vec<TreeReport>,
+    /// Logs of log engines, by namespace that has them; an earlier node reports none.
+    #[serde(default)]
+    pub logs: Vec<LogReport>,
 }
 
 /// The values in pieces of a namespace, and what compaction did; its counts are since the namespace was opened.
@@ -488,6 +492,7 @@ impl SchedulingReport {
             prepared: Vec::new(),
             compacted: Vec::new(),
             trees: Vec::new(),
+            logs: Vec::new(),
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
     NodeStatus,
 };
+use crate::log_report::LogReport;
 use crate::scheduling_api::{
     CacheReport, CompactionReport, PreparedReport, SchedConfigPatch, SchedulingReport,
 };
@@ -466,6 +467,7 @@ impl AdminService {
             prepared: namespaces.iter().filter_map(PreparedReport::of).collect(),
             compacted: namespaces.iter().filter_map(CompactionReport::of).collect(),
             trees: namespaces.iter().filter_map(TreeReport::of).collect(),
+            logs: namespaces.iter().filter_map(LogReport::of).collect(),
             ..SchedulingReport::from_interval(&interval)
         })
     }

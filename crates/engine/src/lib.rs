@@ -3,14 +3,14 @@
 //! # Layout
 //! - this file: the [`Engine`] trait: the contract of every engine.
 //! - [`direct`]: operations that end at once, for the shortest path of a request.
-//! - [`operation`]: what operations take and give. [`tree_statistics`]: the statistics of a tree. [`error`]: why they fail. [`partition`]: the parts of a volume.
+//! - [`operation`]: what operations take and give. [`tree_statistics`], [`log_statistics`]: the statistics of a tree, of logs. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
 //! - [`snapshot_iterator`]: what the operations on iterators take and give. [`iterator_clauses`]: their clauses of the contract.
 //! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
 //! - [`common`]: what engines are made of: superblocks, records, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
-//! - [`log`]: the log engine (LEED), which no kind names yet.
+//! - [`log`]: the log engine (LEED).
 //! - [`lsm`]: parts of the ordered engine.
 //! - [`cached`]: a cache of values in front of any volume.
 //! - [`memory`]: the contract's model: an engine without a device.
@@ -34,6 +34,7 @@ pub mod hash;
 pub mod iterator_clauses;
 pub mod linearizability;
 pub mod log;
+pub mod log_statistics;
 pub mod lsm;
 pub mod memory;
 pub mod open_error;
@@ -51,6 +52,7 @@ pub use direct::{FoundNow, KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
 pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
+pub use log_statistics::{ChunkLogStatistics, LogStatistics};
 pub use open_error::{IndexMismatch, MetadataStructure, OpenError};
 pub use operation::{
     CompactionStatistics, DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode,

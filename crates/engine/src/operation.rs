@@ -1,6 +1,7 @@
 //! What operations take and give: values, conditions, versions, expiry, and their outcomes.
 
 use crate::cached::CacheStatistics;
+use crate::log_statistics::LogStatistics;
 use crate::tree_statistics::TreeStatistics;
 use octokv_base::{Buffer, DataBuffer, RingPosition, UnixTime, Version};
 use std::ops::Range;
@@ -210,6 +211,8 @@ pub struct EngineStatistics {
     pub cache: CacheStatistics,
     /// The tree of the ordered engine; `None` of an engine without one.
     pub tree: Option<TreeStatistics>,
+    /// The logs of the log engine; `None` of an engine without them.
+    pub log: Option<LogStatistics>,
 }
 
 /// Values in pieces, and what compaction did.
@@ -226,7 +229,7 @@ pub struct CompactionStatistics {
 }
 
 impl EngineStatistics {
-    /// Adds those of another volume, without its cache and its tree: these are of one volume.
+    /// Adds those of another volume, without its cache, its tree and its logs: these are of one volume.
     pub fn add(&mut self, other: &EngineStatistics) {
         self.keys += other.keys;
         self.capacity_bytes += other.capacity_bytes;

@@ -26,6 +26,7 @@ mod log_conformance;
 mod log_damage;
 mod log_full;
 mod log_power_loss;
+mod log_statistics;
 mod lsm_conformance;
 mod lsm_corrupt_images;
 mod lsm_damage;

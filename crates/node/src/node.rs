@@ -66,6 +66,8 @@ pub struct NamespaceStatus {
     pub cache: Option<CacheStatistics>,
     /// The tree of an ordered engine; `None` if it has none.
     pub tree: Option<TreeStatistics>,
+    /// The logs of a log engine; `None` if it has none.
+    pub log: Option<octokv_engine::LogStatistics>,
 }
 
 /// A running node. Dropping it stops its threads; [`RunningNode::stop`] also shuts the volumes down cleanly.
@@ -287,6 +289,7 @@ impl RunningNode {
             compaction: statistics.unwrap_or_default().compaction,
             cache: statistics.map(|one| one.cache).filter(|cache| cache.capacity_bytes > 0),
             tree: statistics.and_then(|one| one.tree),
+            log: statistics.and_then(|one| one.log),
         }
     }
 

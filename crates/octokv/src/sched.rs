@@ -6,6 +6,7 @@ use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use clap::{Args, Subcommand};
 use octokv_admin::http_client::{self, AdminClientError};
+use octokv_admin::log_report::LogReport;
 use octokv_admin::scheduling_api::{
     SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, SchedulingReport, TenantQosPatch,
 };
@@ -279,7 +280,39 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
     for tree in &interval.trees {
         print_tree(&mut out, tree)?;
     }
+    for log in &interval.logs {
+        print_log(&mut out, log)?;
+    }
     writeln!(out, "\nmeasured by core {} in {:.0} us", interval.measured_by, interval.took_us)?;
+    Ok(())
+}
+
+fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
+    let LogReport { nsid, stores, segments, chunks, free_chunks, key_chunks, value_chunks, .. } = log;
+    writeln!(out, "\nlogs of namespace {nsid}: {stores} stores, {segments} segments")?;
+    write!(out, "  {chunks} chunks of {}: {free_chunks} free, ", Size(log.chunk_bytes))?;
+    writeln!(out, "{} for live data at most, {} retired", log.capacity_chunks, log.retired_chunks)?;
+    let [keys, values, entries, segment_table, chunk_table, moved] = [
+        log.key_live_bytes,
+        log.value_live_bytes,
+        log.entry_bytes,
+        log.segment_table_bytes,
+        log.chunk_table_bytes,
+        log.moved_bytes,
+    ]
+    .map(Size);
+    writeln!(out, "  key logs: {key_chunks} chunks, {keys} live; {entries} of entries")?;
+    writeln!(out, "  value logs: {value_chunks} chunks, {values} live")?;
+    writeln!(out, "  memory: segment tables {segment_table}, chunk table {chunk_table}")?;
+    let LogReport { batches, images, markers, splits, waited_writes, repeated_reads, .. } = log;
+    writeln!(out, "  {batches} batches: {images} segment images, {markers} markers; {splits} splits")?;
+    writeln!(out, "  {waited_writes} writes waited for space; {repeated_reads} reads repeated")?;
+    let LogReport { compaction_rounds, moved_images, visited_segments, moved_values, .. } = log;
+    write!(out, "  compaction: {compaction_rounds} rounds, {moved_images} images moved, ")?;
+    writeln!(out, "{visited_segments} segments visited, {moved_values} values moved: {moved}")?;
+    if log.lost_values > 0 || log.lost_stores > 0 {
+        writeln!(out, "  damage: {} values lost, {} stores lost", log.lost_values, log.lost_stores)?;
+    }
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The log engine (LEED): a table of segments in memory, and two circular logs per store. Not reachable yet: no `EngineKind` names it.
+//! The log engine (LEED): a table of segments in memory, and two circular logs per store. Experimental: its format may change.
 //!
 //! ```text
 //!   key ─▶ ring position ─▶ store ─▶ segment ─▶ segment table: 6 bytes ─▶ segment image in the key log ─▶ value record in the value log
@@ -11,7 +11,7 @@
 //! - [`checkpoint_writer`]: writes the stores to a checkpoint area.
 //! - [`chunk_directory`]: which segments the records of a value chunk belong to; [`record_walk`]: the records of a chunk without one.
 //! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse.
-//! - `store`, [`volume`], `core`: what operations share; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `verify`.
+//! - `store`, [`volume`], `core`: what operations share; `volume_statistics`: what of it operators see; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `verify`.
 //! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
@@ -93,6 +93,7 @@ pub mod value_tail;
 mod value_writes;
 mod verify;
 pub mod volume;
+mod volume_statistics;
 mod writes;
 
 #[cfg(test)]

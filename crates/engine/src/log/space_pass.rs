@@ -85,6 +85,8 @@ struct PassState {
     /// Writes with a pass, and the most units that they append.
     writes: u32,
     units: u64,
+    /// Writes that did not begin at once.
+    waited: u64,
     /// Deletes and tombstones, then puts.
     queues: [WaiterQueue<SpaceNeed>; 2],
     /// By store, the most units of the images of segments that compaction and splits have changed, until they are published.
@@ -197,6 +199,11 @@ impl SpacePasses {
         PassRequest { passes: self, pool, need, ticket: None }
     }
 
+    /// The writes so far that waited for their pass.
+    pub fn waited_writes(&self) -> u64 {
+        self.state.lock().waited
+    }
+
     /// The bytes of live data, without what passes may add.
     pub fn used_bytes(&self) -> u64 {
         self.state.lock().used_bytes
@@ -304,7 +311,10 @@ impl<'a> Future for PassRequest<'a> {
             state.grant(&need);
             Poll::Ready(Ok(SpacePass { passes: this.passes, pool: this.pool, need }))
         } else {
-            let ticket = *this.ticket.get_or_insert_with(|| state.queues[queue].push(need));
+            let ticket = *this.ticket.get_or_insert_with(|| {
+                state.waited += 1;
+                state.queues[queue].push(need)
+            });
             let is_waiting = state.queues[queue].set_waker(ticket, context.waker());
             assert!(is_waiting, "a request waits until it is ready or dropped");
             return Poll::Pending;

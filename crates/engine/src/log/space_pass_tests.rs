@@ -94,6 +94,7 @@ fn a_write_waits_until_its_floor_is_free_and_deletes_do_not_wait_for_puts() {
     assert!(waker.0.load(Ordering::Relaxed));
     assert!(matches!(poll(&mut put), Poll::Ready(Ok(_))));
     assert_eq!(passes.wanted_chunks(&pool), 0);
+    assert_eq!(passes.waited_writes(), 1, "a put that asked several times, and not the delete");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use crate::common::key_locks::KeyLocks;
 use crate::common::record;
 use crate::common::write_throttle::WriteThrottle;
 use crate::sync::Mutex;
-use crate::{EngineStatistics, OpenConfig, VolumeInfo, WallClock};
+use crate::{OpenConfig, VolumeInfo, WallClock};
 use octokv_base::{Key, Lba, RingPosition, Version};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -196,20 +196,6 @@ impl LogVolume {
         self.used_bytes.store(self.passes.used_bytes(), Ordering::Relaxed);
     }
 
-    /// The current statistics.
-    pub(super) fn statistics(&self) -> EngineStatistics {
-        let keys = self.stores.iter().map(|store| store.state.lock().totals.keys).sum();
-        EngineStatistics {
-            keys,
-            capacity_bytes: self.capacity_bytes(),
-            used_bytes: self.passes.used_bytes(),
-            index_bytes: self.index_bytes(),
-            journal_batches: self.counters.batches.load(Ordering::Relaxed),
-            checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),
-            ..EngineStatistics::default()
-        }
-    }
-
     /// Tombstones of lower versions are as absent keys.
     pub(super) fn forgotten_below(&self) -> Version {
         Version::from_bits(self.forgotten_below.load(Ordering::Acquire))
@@ -264,11 +250,5 @@ impl LogVolume {
         let appended = self.key_units_appended() - self.units_at_checkpoint.load(Ordering::Relaxed);
         let last_bytes = self.superblock.lock().checkpoint.bytes;
         appended * u64::from(layout.unit_bytes) >= checkpoint_interval_bytes(layout, last_bytes)
-    }
-
-    /// The memory of segment tables and chunk table, in bytes.
-    pub(super) fn index_bytes(&self) -> u64 {
-        let tables: usize = self.stores.iter().map(|store| store.state.lock().table.memory_bytes()).sum();
-        (tables + self.pool.memory_bytes()) as u64
     }
 }

@@ -1,0 +1,156 @@
+//! The JSON document of a namespace's logs: the stores of a log engine, the chunks of their logs, and what was done with them.
+
+use octokv_engine::LogStatistics;
+use octokv_node::NamespaceStatus;
+use serde::{Deserialize, Serialize};
+
+/// The logs of a namespace with a log engine. Its counts are since the namespace was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogReport {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// The chunks of the device.
+    pub chunks: u64,
+    /// Those that are free.
+    pub free_chunks: u64,
+    /// The most chunks whose space live data may take.
+    pub capacity_chunks: u64,
+    /// Chunks that no log has any more, and that a recovery may still read.
+    pub retired_chunks: u64,
+    /// Chunks of key logs.
+    pub key_chunks: u64,
+    /// The live segment images in them, in bytes.
+    pub key_live_bytes: u64,
+    /// Chunks of value logs.
+    pub value_chunks: u64,
+    /// The live records in them with their ids, in bytes.
+    pub value_live_bytes: u64,
+    /// Stores: each has the keys of a part of the ring.
+    pub stores: u64,
+    /// Stores that damage has lost a segment of: they serve nothing.
+    pub lost_stores: u64,
+    /// Segments of keys.
+    pub segments: u64,
+    /// The entries of keys and tombstones in them, in bytes.
+    pub entry_bytes: u64,
+    /// Memory of the segment tables in bytes.
+    pub segment_table_bytes: u64,
+    /// Memory of what is known of chunks, in bytes.
+    pub chunk_table_bytes: u64,
+    /// Batches of segment images.
+    pub batches: u64,
+    /// The images in them.
+    pub images: u64,
+    /// The markers in them.
+    pub markers: u64,
+    /// Segments that were split.
+    pub splits: u64,
+    /// Reads that were repeated, since a chunk was used again meanwhile.
+    pub repeated_reads: u64,
+    /// Writes that waited for space.
+    pub waited_writes: u64,
+    /// Rounds of compaction.
+    pub compaction_rounds: u64,
+    /// Segment images that compaction moved.
+    pub moved_images: u64,
+    /// Segments that compaction of values visited.
+    pub visited_segments: u64,
+    /// Values that it moved.
+    pub moved_values: u64,
+    /// Their records in bytes.
+    pub moved_bytes: u64,
+    /// Values whose records it found damaged.
+    pub lost_values: u64,
+}
+
+impl LogReport {
+    /// That of a namespace, if it has logs.
+    pub fn of(namespace: &NamespaceStatus) -> Option<LogReport> {
+        namespace.log.as_ref().map(|log| LogReport::new(namespace.config.id.0, log))
+    }
+
+    fn new(nsid: u32, log: &LogStatistics) -> LogReport {
+        LogReport {
+            nsid,
+            chunk_bytes: log.chunk_bytes,
+            chunks: log.chunks,
+            free_chunks: log.free_chunks,
+            capacity_chunks: log.capacity_chunks,
+            retired_chunks: log.retired_chunks,
+            key_chunks: log.keys.chunks,
+            key_live_bytes: log.keys.live_bytes,
+            value_chunks: log.values.chunks,
+            value_live_bytes: log.values.live_bytes,
+            stores: log.stores,
+            lost_stores: log.lost_stores,
+            segments: log.segments,
+            entry_bytes: log.entry_bytes,
+            segment_table_bytes: log.segment_table_bytes,
+            chunk_table_bytes: log.chunk_table_bytes,
+            batches: log.batches,
+            images: log.images,
+            markers: log.markers,
+            splits: log.splits,
+            repeated_reads: log.repeated_reads,
+            waited_writes: log.waited_writes,
+            compaction_rounds: log.compaction_rounds,
+            moved_images: log.moved_images,
+            visited_segments: log.visited_segments,
+            moved_values: log.moved_values,
+            moved_bytes: log.moved_bytes,
+            lost_values: log.lost_values,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_engine::ChunkLogStatistics;
+    use serde_json::json;
+
+    /// Each number is another one, so that two that are exchanged show.
+    #[test]
+    fn every_number_has_its_name() {
+        let statistics = LogStatistics {
+            chunk_bytes: 1,
+            chunks: 2,
+            free_chunks: 3,
+            capacity_chunks: 4,
+            retired_chunks: 5,
+            keys: ChunkLogStatistics { chunks: 6, live_bytes: 7 },
+            values: ChunkLogStatistics { chunks: 8, live_bytes: 9 },
+            stores: 10,
+            lost_stores: 11,
+            segments: 12,
+            entry_bytes: 13,
+            segment_table_bytes: 14,
+            chunk_table_bytes: 15,
+            batches: 16,
+            images: 17,
+            markers: 18,
+            splits: 19,
+            repeated_reads: 20,
+            waited_writes: 21,
+            compaction_rounds: 22,
+            moved_images: 23,
+            visited_segments: 24,
+            moved_values: 25,
+            moved_bytes: 26,
+            lost_values: 27,
+        };
+        let report = LogReport::new(28, &statistics);
+        let document = json!({
+            "nsid": 28, "chunk_bytes": 1, "chunks": 2, "free_chunks": 3, "capacity_chunks": 4, "retired_chunks": 5,
+            "key_chunks": 6, "key_live_bytes": 7, "value_chunks": 8, "value_live_bytes": 9, "stores": 10,
+            "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
+            "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "waited_writes": 21,
+            "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
+            "moved_bytes": 26, "lost_values": 27,
+        });
+        assert_eq!(serde_json::to_value(report).unwrap(), document);
+        assert_eq!(serde_json::from_value::<LogReport>(document).unwrap(), report);
+    }
+}
