@@ -24,6 +24,7 @@ mod hash_simulated_ssd;
 mod hash_upgrade;
 mod log_conformance;
 mod log_damage;
+mod log_fixtures;
 mod log_full;
 mod log_power_loss;
 mod log_statistics;
