@@ -181,6 +181,12 @@ pub struct ServeArgs {
     /// Format, engine lsm: values of fewer bytes lie beside their keys.
     #[arg(long, value_name = "SIZE")]
     pub inline_bytes_max: Option<Size>,
+    /// Format, engine log: stores of the volume, each with a part of the keys; halved while there are fewer than 16 chunks for each.
+    #[arg(long, value_name = "COUNT")]
+    pub partitions: Option<u16>,
+    /// Format, engine log: bytes of a chunk, a power of two up to 16MiB, or `auto`: by the device's size and the longest value.
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_bytes: Option<UnitSetting>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
     /// file.
     #[arg(long, value_name = "BYTES")]
@@ -483,7 +489,13 @@ pub struct BenchArgs {
     /// With local-engine: the storage engine [default: hash].
     #[arg(long)]
     pub engine: Option<EngineArg>,
-    /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own].
+    /// With local-engine --engine log: stores of a new volume [default: 32].
+    #[arg(long, value_name = "COUNT")]
+    pub partitions: Option<u16>,
+    /// With local-engine --engine log: bytes of a chunk of a new volume, or `auto` [default: auto].
+    #[arg(long, value_name = "SIZE")]
+    pub chunk_bytes: Option<UnitSetting>,
+    /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own]. Engine log has none.
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
     /// With host-kvs: existing directory of its files; missing files are created.

@@ -14,7 +14,7 @@ use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
 use octokv_engine::lsm::prefetch_degree::{DEGREE_MAX, PrefetchMode};
-use octokv_engine::{FormatConfig, HashKind, TreeOptions};
+use octokv_engine::{EngineKind, FormatConfig, HashKind, TreeOptions};
 use octokv_node::{DeviceConfig, NodeConfig};
 use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
@@ -45,6 +45,8 @@ pub struct ConfigFile {
     pub bitmap_partitions: u32,
     pub value_bytes_max: Size,
     pub inline_bytes_max: Size,
+    pub partitions: u16,
+    pub chunk_bytes: UnitSetting,
     pub key_bytes_max: u16,
     pub durability: DurabilityChoice,
     pub driver: DriverChoice,
@@ -97,6 +99,8 @@ pub const CONFIG_KEYS: &[&str] = &[
     "bitmap_partitions",
     "value_bytes_max",
     "inline_bytes_max",
+    "partitions",
+    "chunk_bytes",
     "key_bytes_max",
     "durability",
     "driver",
@@ -204,6 +208,8 @@ impl Default for ConfigFile {
             bitmap_partitions: 1 << format.bitmap_partitions_log2,
             value_bytes_max: Size(u64::from(format.value_bytes_max)),
             inline_bytes_max: Size(u64::from(format.inline_bytes_max)),
+            partitions: format.partitions,
+            chunk_bytes: UnitSetting(format.chunk_bytes),
             key_bytes_max: target.key_bytes_max,
             durability: match node.durability {
                 octokv_engine::Durability::PowerSafe => DurabilityChoice::Flush,
@@ -262,6 +268,13 @@ pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), Strin
         }
     };
     config.apply_flags(flags);
+    let of_logs =
+        [("--partitions", flags.partitions.is_some()), ("--chunk-bytes", flags.chunk_bytes.is_some())];
+    if let Some((flag, _)) =
+        of_logs.into_iter().find(|(_, given)| *given && !config.has_engine(EngineKind::Log))
+    {
+        return Err(format!("{flag} is for engine = \"log\", which no namespace has"));
+    }
     let node_config = config.to_node_config(flags.format);
     let admin_config = config.admin_config();
     node_config.map(|settings| (settings, admin_config)).map_err(|InvalidSetting { key, requirement }| {
@@ -297,6 +310,8 @@ impl ConfigFile {
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
+        over(&mut self.partitions, &flags.partitions);
+        over(&mut self.chunk_bytes, &flags.chunk_bytes);
         over(&mut self.unit, &flags.unit);
         over(&mut self.hash, &flags.hash);
         over(&mut self.durability, &flags.durability);
@@ -311,6 +326,12 @@ impl ConfigFile {
         if !flags.cores.is_empty() {
             self.cores.clone_from(&flags.cores);
         }
+    }
+
+    /// Whether a namespace of the configuration has this engine.
+    fn has_engine(&self, kind: EngineKind) -> bool {
+        let named = self.namespace.iter().filter_map(|table| table.engine);
+        named.chain([self.engine]).any(|EngineArg(engine)| engine == kind)
     }
 
     /// Validates the settings whose violation is an assertion in another crate.
@@ -348,6 +369,11 @@ impl ConfigFile {
         check_range("value_bytes_max", &self.value_bytes_max.0, 4096, 1 << 30, "4KiB to 1GiB")?;
         let inline_bytes_max = u64::from(octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT);
         check_range("inline_bytes_max", &self.inline_bytes_max.0, 0, inline_bytes_max, "at most 16KiB")?;
+        check_range("partitions", &self.partitions, 1, u16::MAX, "1 to 65535")?;
+        let chunk_bytes = 1..=octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
+        if self.chunk_bytes.0.is_some_and(|bytes| !bytes.is_power_of_two() || !chunk_bytes.contains(&bytes)) {
+            return bad("chunk_bytes", "a power of two up to 16MiB, or \"auto\"");
+        }
         check_range("iterator_idle_s", &self.iterator_idle_s, 1, 86_400, "1 to 86400")?;
         if let PrefetchMode::Fixed(values) = self.value_prefetch.0 {
             check_range("value_prefetch", &values, 0, DEGREE_MAX, "auto, or 0 to 64")?;
@@ -440,6 +466,8 @@ impl ConfigFile {
             bitmap_partitions_log2: self.bitmap_partitions.ilog2() as u8,
             value_bytes_max: self.value_bytes_max.0 as u32,
             inline_bytes_max: self.inline_bytes_max.0 as u32,
+            partitions: self.partitions,
+            chunk_bytes: self.chunk_bytes.0,
             ..defaults.format
         };
         let namespaces = self

@@ -78,6 +78,26 @@ fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
 }
 
 #[test]
+fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
+    let of = |config: &ConfigFile| {
+        let format = config.to_node_config(false).unwrap().format;
+        (format.engine, format.partitions, format.chunk_bytes)
+    };
+    assert_eq!(of(&parse_text("").unwrap()), (EngineKind::Hash, 32, None));
+    let mut config = parse_text("engine = \"log\"\npartitions = 7\nchunk_bytes = \"1MiB\"").unwrap();
+    assert_eq!(of(&config), (EngineKind::Log, 7, Some(1 << 20)));
+    let chunk_bytes = Some("auto".parse().unwrap());
+    config.apply_flags(&ServeArgs { partitions: Some(9), chunk_bytes, ..ServeArgs::default() });
+    assert_eq!(of(&config), (EngineKind::Log, 9, None));
+    // A namespace of the file may be the only one of the engine.
+    let other = "[[namespace]]\nnsid = 2\nkind = \"kv\"\ndevice = \"x\"\nengine = \"log\"";
+    let engines = [EngineKind::Hash, EngineKind::Lsm, EngineKind::Log];
+    assert_eq!(engines.map(|kind| parse_text(other).unwrap().has_engine(kind)), [true, false, true]);
+    let refused = node_config(&ServeArgs { partitions: Some(9), ..ServeArgs::default() }).unwrap_err();
+    assert_eq!(refused, "--partitions is for engine = \"log\", which no namespace has");
+}
+
+#[test]
 fn prefetch_and_compression_of_trees_are_those_of_the_file_or_the_flags() {
     let of = |config: &ConfigFile| {
         let tree = config.to_node_config(false).unwrap().tree;
@@ -110,6 +130,9 @@ fn invalid_values_fail_with_their_key() {
         ("receive_bytes_max = \"1MiB\"", "receive_bytes_max"),
         ("value_bytes_max = 100", "value_bytes_max"),
         ("inline_bytes_max = 16385", "inline_bytes_max"),
+        ("partitions = 0", "partitions"),
+        ("chunk_bytes = 5000", "chunk_bytes"),
+        ("chunk_bytes = \"32MiB\"", "chunk_bytes"),
         ("iterator_idle_s = 0", "iterator_idle_s"),
         ("iterator_idle_s = 86401", "iterator_idle_s"),
         ("value_prefetch = 65", "value_prefetch"),

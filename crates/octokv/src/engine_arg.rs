@@ -1,4 +1,4 @@
-//! Names of storage engines: `hash`.
+//! Names of storage engines, such as `hash`.
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;

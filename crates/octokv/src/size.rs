@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
-/// The allocation unit of a volume in bytes; `None`, in text `auto`, if the device determines it.
+/// The allocation unit of a volume, or a chunk of one, in bytes; `None`, in text `auto`, if the device determines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitSetting(pub Option<u32>);
 

@@ -83,13 +83,14 @@ fn the_client_side_engine_runs_every_workload_on_files() {
 #[test]
 fn the_local_engines_run_every_workload_on_a_file() {
     let directory = temp_directory();
-    for engine in ["hash", "lsm"] {
+    for engine in ["hash", "lsm", "log"] {
         let path = directory.path().join(engine);
         let place = ["--path", path.to_str().unwrap(), "--size", "128MiB", "--engine", engine];
         runs_every_workload("local-engine", &[&place[..], &["--cores", "0,0"]].concat());
         let more = ["--workload", "fillseq,readwhilewriting", "--write-rate", "100", "--json", "-"];
-        let local = ["--system", "local-engine", "--cache", "1MiB", "--durability", "device"];
-        let beside = results(&bench(&[&local[..], &place, &more].concat()));
+        let local = ["--system", "local-engine", "--durability", "device"];
+        let cache = if engine == "log" { "0" } else { "1MiB" };
+        let beside = results(&bench(&[&local[..], &["--cache", cache], &place, &more].concat()));
         assert_eq!((&beside[1]["operations"], &beside[1]["not_found"]), (&200.into(), &0.into()));
     }
     let path = directory.path().join("lsm");
@@ -170,7 +171,14 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
     usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
-    for flag in [&["--path", "/tmp/x"][..], &["--size", "1GiB"], &["--engine", "lsm"], &["--cache", "1GiB"]] {
+    let local_flags = [
+        ["--path", "/tmp/x"],
+        ["--size", "1GiB"],
+        ["--engine", "lsm"],
+        ["--cache", "1GiB"],
+        ["--partitions", "4"],
+    ];
+    for flag in &local_flags {
         usage(flag, "is for --system local-engine");
     }
     let local = |more: &[&str], part| usage(&[&["--system", "local-engine"], more].concat(), part);
@@ -180,6 +188,12 @@ fn flags_of_another_system_are_usage_errors() {
     on_path(&["--workload", "ycsb-e"], "lists of keys are for");
     on_path(&["--workload", "seekrandom", "--engine", "lsm"], "lists of keys are for");
     on_path(&["--cache", "7"], "at least 1MiB");
+    on_path(&["--engine", "log", "--cache", "1MiB"], "--cache: the log engine has no cache");
+    on_path(&["--engine", "log", "--workload", "scanrandom"], "scans are for --system kv");
+    on_path(&["--engine", "log", "--chunk-bytes", "12KiB"], "--chunk-bytes: must be a power of two");
+    on_path(&["--engine", "log", "--partitions", "0"], "--partitions: must be at least 1");
+    on_path(&["--chunk-bytes", "1MiB"], "are for --engine log");
+    on_path(&["--partitions", "4", "--engine", "lsm"], "are for --engine log");
     on_path(&["--against", "redis"], "--against redis is for --system kv");
     on_path(&["--against", "rocksdb", "--engine", "lsm"], "needs --cache");
     usage(&["--system", "host-kvs", "--workload", "readwhilewriting"], "one writer");

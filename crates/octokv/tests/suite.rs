@@ -22,6 +22,7 @@ mod devices;
 mod drivers;
 mod kill_restart;
 mod kv_commands;
+mod log_engine;
 mod scan;
 mod sched;
 mod serve;

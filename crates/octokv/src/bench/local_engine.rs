@@ -4,12 +4,13 @@ use crate::choices::DurabilityChoice;
 use crate::cli::{BenchArgs, SystemArg};
 use crate::engine_arg::EngineArg;
 use crate::exit_status::{CliError, CliResult};
-use crate::size::Size;
+use crate::size::{Size, UnitSetting};
 use anyhow::{Context, anyhow};
 use octokv_bench::baselines::{BaselineKind, EmbeddedOptions};
 use octokv_bench::local_engine::{LocalEngine, LocalVolumeConfig};
 use octokv_bench::workload::WorkloadOp;
 use octokv_bench::{BenchConfig, SystemUnderTest, Workload};
+use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, WallClock};
 use octokv_node::{NodeConfig, default_compact_bytes_per_second};
 use octokv_sys::{clock, file, process};
@@ -29,6 +30,21 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     if (1..CACHE_BYTES_MIN).contains(&cache_bytes) {
         return usage("--cache: must be 0 or at least 1MiB");
     }
+    if cache_bytes > 0 && engine == EngineKind::Log {
+        return usage("--cache: the log engine has no cache");
+    }
+    if engine != EngineKind::Log && (bench.partitions.is_some() || bench.chunk_bytes.is_some()) {
+        return usage("--partitions and --chunk-bytes are for --engine log");
+    }
+    let UnitSetting(chunk_bytes) = bench.chunk_bytes.unwrap_or(UnitSetting(None));
+    if chunk_bytes.is_some_and(|bytes| !bytes.is_power_of_two() || bytes > CHUNK_BYTES_MAX) {
+        return usage("--chunk-bytes: must be a power of two up to 16MiB, or auto");
+    }
+    let defaults = FormatConfig::default();
+    let partitions = bench.partitions.unwrap_or(defaults.partitions);
+    if partitions == 0 {
+        return usage("--partitions: must be at least 1");
+    }
     if !bench.against.is_empty() && engine == EngineKind::Lsm && cache_bytes == 0 {
         return usage("--against with --engine lsm needs --cache, which both get");
     }
@@ -36,9 +52,11 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     let value_bytes_max = u32::try_from(config.value_sizes.max_bytes()).unwrap_or(u32::MAX);
     let format = FormatConfig {
         engine,
-        value_bytes_max: FormatConfig::default().value_bytes_max.max(value_bytes_max),
+        value_bytes_max: defaults.value_bytes_max.max(value_bytes_max),
+        partitions,
+        chunk_bytes,
         seed: process::random_u64().context("random numbers for a format")?,
-        ..FormatConfig::default()
+        ..defaults
     };
     let open = OpenConfig {
         durability: match bench.durability {
@@ -76,6 +94,8 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
         ("path", bench.path.is_some()),
         ("size", bench.size.is_some()),
         ("engine", bench.engine.is_some()),
+        ("partitions", bench.partitions.is_some()),
+        ("chunk-bytes", bench.chunk_bytes.is_some()),
         ("cache", bench.cache.is_some()),
     ];
     if let Some((flag, _)) = flags.into_iter().find(|(_, given)| *given && !is_local) {
