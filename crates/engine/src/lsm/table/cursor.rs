@@ -15,12 +15,12 @@
 //! Invariants: without an entry there is no block; at a block that cannot be read, the place in the index remains, so that the cursor
 //! goes on behind it. Tested in `model_tests.rs` and `damage_tests.rs`.
 
+use super::block_scan::BlockScan;
 use super::cache::{PartName, TablePart};
 use super::index::{BlockRef, TableIndex, key_range};
 use super::io::RunBytes;
 use super::key_block::KeyBlockPosition;
 use super::reader::{CacheFill, TableReader};
-use super::scan_lengths::SCAN_BLOCKS_MAX;
 use super::stored_entry::{DataBlock, StoredEntry};
 use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
@@ -88,53 +88,6 @@ struct BlockPrefetch {
     /// The offset of its first block.
     offset: u32,
     read: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-/// A scan forward, from its seek on, in blocks; also of the tables of the level before this one.
-#[derive(Clone, Copy, Debug, Default)]
-struct BlockScan {
-    entered: u32,
-    /// How many earlier scans of the level entered.
-    usual: u32,
-    /// How many it will probably enter.
-    expected: u32,
-    /// Behind the current one, those that were read or are being read.
-    ahead: u32,
-    /// The length of the last read.
-    run: u32,
-    /// Whether the current one was read ahead.
-    was_ahead: bool,
-}
-
-impl BlockScan {
-    fn enter(&mut self) {
-        self.entered = self.entered.saturating_add(1);
-        self.was_ahead = self.ahead > 0;
-        self.ahead = self.ahead.saturating_sub(1);
-        if self.entered > self.expected {
-            self.expected = self.beyond(self.entered);
-        }
-    }
-
-    /// Of a scan that is longer than usual, expects more once half of the last read is passed: it then waits for the device at its first unusual block only, not whenever it has
-    /// entered as many as it was expected to.
-    fn expect_more(&mut self) {
-        if self.entered > self.usual && self.ahead <= self.run / 2 {
-            self.expected = self.expected.max(self.beyond(self.entered.saturating_add(self.ahead)));
-        }
-    }
-
-    /// The expected length of a scan that needs more blocks than these: as many again as are beyond the usual length, so that one which is little longer than others reads little
-    /// in vain. The usual length is known up to [`SCAN_BLOCKS_MAX`].
-    fn beyond(&self, blocks: u32) -> u32 {
-        let usual = if self.usual < SCAN_BLOCKS_MAX { self.usual } else { 0 };
-        blocks.saturating_mul(2).saturating_add(1).saturating_sub(usual)
-    }
-
-    /// How many blocks to read behind the current one, and those that were read.
-    fn wanted(&self) -> u32 {
-        self.expected.saturating_sub(self.entered.saturating_add(self.ahead))
-    }
 }
 
 /// A cursor over the entries of one table. REQUIRES: the table's run is not freed while the cursor lives. If the future of an

@@ -14,13 +14,15 @@
 //!
 //! # Layout
 //! - [`writer`]: entries in order become a table; [`run_writer`] writes its bytes.
-//! - [`reader`]: gets. [`cursor`]: steps through the entries, in both directions; [`scan_lengths`]: how far they go.
+//! - [`reader`]: gets. [`cursor`]: steps through the entries, in both directions; [`scan_lengths`]: how far they go; `block_scan`: how many
+//!   blocks they read ahead.
 //! - [`info`]: what is known of a table without reading it, and its descriptor on media.
 //! - [`key_block`]: blocks of prefix-compressed keys: [`stored_entry`] in data blocks, [`index`] of those. [`frame`]: their checksum
 //!   and compression.
 //! - [`filter`]: which keys a table may have.
 //! - [`cache`]: parts of tables in memory, for all cores. [`io`]: what a core reads and writes with.
 
+mod block_scan;
 pub mod cache;
 pub mod cursor;
 pub mod filter;
