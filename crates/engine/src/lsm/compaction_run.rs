@@ -22,7 +22,7 @@ use super::postponed_reads::CompactedPart;
 use super::retention::RetentionRule;
 use super::table::io::is_media_error;
 use super::table_output::{TableOutput, settled_by};
-use super::tree_version::TreeVersion;
+use super::tree_version::{TreeVersion, disjoint_lists};
 use super::value_mover::ValueMover;
 use super::version_edit::{LEVELS, VersionEdit};
 use super::volume::LsmVolume;
@@ -361,7 +361,7 @@ impl LsmCore {
     fn sources(&self, compaction: &TreeCompaction) -> Vec<LevelCursor> {
         let cursor = |tables| LevelCursor::of_tables(self.io.clone(), tables, LevelCursorConfig::COMPACTION);
         let mut sources: Vec<LevelCursor> = match compaction.input_level {
-            0 => compaction.inputs.iter().map(|table| cursor(vec![Arc::clone(table)])).collect(),
+            0 => disjoint_lists(&compaction.inputs).into_iter().map(cursor).collect(),
             _ => vec![cursor(compaction.inputs.clone())],
         };
         if !compaction.overlapped.is_empty() {

@@ -17,6 +17,7 @@ use super::reads::{FoundValue, LookupFor};
 use super::snapshot_view::{KeyBounds, SnapshotView};
 use super::table::io::is_media_error;
 use super::table_meta::TableMeta;
+use super::tree_version::disjoint_lists;
 use super::value_reads::{AheadPair, AheadValue, ValueRead, next_run};
 use super::version_edit::LEVELS;
 use crate::EngineError;
@@ -38,15 +39,14 @@ impl LsmCore {
         let IteratorSources { slots, version } = sources;
         let config = self.volume.settings.iterator_cursors;
         let slot = |slot| TreeSource::Slot(Box::new(SlotCursor::new(slot, Rc::clone(&self.io))));
-        let of_table = |table: &Arc<TableMeta>| {
-            let tables = vec![Arc::clone(table)];
+        let of_list = |tables: Vec<Arc<TableMeta>>| {
             TreeSource::Tables(Box::new(LevelCursor::of_tables(Rc::clone(&self.io), tables, config)))
         };
         let of_level = |level| {
             let cursor = LevelCursor::new(Rc::clone(&self.io), Arc::clone(&version), level, config);
             TreeSource::Tables(Box::new(cursor))
         };
-        let level0 = version.level0().iter().map(of_table);
+        let level0 = disjoint_lists(version.level0()).into_iter().map(of_list);
         let below = (1..LEVELS).filter(|level| version.level_tables(*level) > 0).map(of_level);
         slots.into_iter().map(slot).chain(level0).chain(below).collect()
     }

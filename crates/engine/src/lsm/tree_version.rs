@@ -428,6 +428,22 @@ impl TreeVersion {
     }
 }
 
+/// Tables of level 0, newest first, as lists of tables that follow each other and share no keys, each in the order of keys: a scan needs one cursor for a list, and reads of one table at a time.
+pub fn disjoint_lists(tables: &[Arc<TableMeta>]) -> Vec<Vec<Arc<TableMeta>>> {
+    let mut lists: Vec<Vec<Arc<TableMeta>>> = Vec::new();
+    for table in tables {
+        let place = |list: &Vec<Arc<TableMeta>>| {
+            let at = list.partition_point(|other| other.last_key() < table.first_key());
+            list.get(at).is_none_or(|next| table.last_key() < next.first_key()).then_some(at)
+        };
+        match lists.last_mut().and_then(|list| Some((place(list)?, list))) {
+            Some((at, list)) => list.insert(at, Arc::clone(table)),
+            None => lists.push(vec![Arc::clone(table)]),
+        }
+    }
+    lists
+}
+
 /// The runs of the tables of level 0, newest first: each has tables that follow each other, share no keys, and have entries from one time, which those of two flushes do not.
 fn count_runs(tables: &[Arc<TableMeta>]) -> usize {
     let (mut runs, mut oldest_sequence) = (0, u64::MAX);

@@ -123,6 +123,26 @@ fn tables_of_one_flush_are_one_run_and_call_for_no_compaction() {
 }
 
 #[test]
+fn tables_of_level_0_that_share_no_keys_are_one_list() {
+    let queue = ReclaimQueue::new();
+    let tables = [
+        (9, b"m", b"p"),
+        (8, b"q", b"s"),
+        (7, b"a", b"l"),
+        (6, b"l", b"l"),
+        (5, b"a", b"k"),
+        (4, b"b", b"c"),
+    ];
+    let tables = tables.map(|(id, first, last)| table(&queue, id, first, last));
+    let lists = |tables: &[Arc<TableMeta>]| -> Vec<Vec<u64>> {
+        disjoint_lists(tables).iter().map(|list| ids(list)).collect()
+    };
+    assert_eq!(lists(&tables), [vec![7, 9, 8], vec![5, 6], vec![4]]);
+    assert_eq!(lists(&tables[3..4]), [[6]]);
+    assert!(lists(&[]).is_empty());
+}
+
+#[test]
 fn a_moved_table_keeps_its_metadata_and_its_space() {
     let queue = ReclaimQueue::new();
     let one = table(&queue, 1, b"a", b"c");
