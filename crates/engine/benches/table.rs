@@ -14,12 +14,14 @@ use octokv_engine::VolumePlace;
 use octokv_engine::common::allocator::Extent;
 use octokv_engine::lsm::cursor::EntryCursor;
 use octokv_engine::lsm::entry::{EntryValue, Position, TreeEntry};
+use octokv_engine::lsm::prefetch_degree::PrefetchBudget;
 use octokv_engine::lsm::table::cache::BlockCache;
 use octokv_engine::lsm::table::cursor::{TableCursor, TableCursorConfig};
 use octokv_engine::lsm::table::info::TableInfo;
 use octokv_engine::lsm::table::io::{TableCounters, TableIo};
 use octokv_engine::lsm::table::reader::{CacheFill, SearchKey, TableReader};
 use octokv_engine::lsm::table::scan_lengths::ScanLengths;
+use octokv_engine::lsm::table::spare_blocks::SpareBlocks;
 use octokv_engine::lsm::table::writer::{TableWriter, TableWriterConfig};
 use std::hint::black_box;
 use std::pin::pin;
@@ -54,6 +56,8 @@ fn table_io(cache_bytes: u64) -> Rc<TableIo> {
         place: VolumePlace::default(),
         counters: TableCounters::default(),
         scan_lengths: ScanLengths::default(),
+        spare_blocks: SpareBlocks::default(),
+        prefetch_budget: PrefetchBudget::new(64 << 20),
         unreadable: None,
     })
 }
@@ -206,6 +210,8 @@ fn table_io_of(io: &Rc<TableIo>, cache_bytes: u64) -> Rc<TableIo> {
         cache: Arc::new(BlockCache::new(cache_bytes)),
         counters: TableCounters::default(),
         scan_lengths: ScanLengths::default(),
+        spare_blocks: SpareBlocks::default(),
+        prefetch_budget: PrefetchBudget::new(64 << 20),
         unreadable: None,
         ..**io
     })

@@ -3,6 +3,7 @@
 use super::iterator_views::IteratorViews;
 use super::table::io::{TableCounters, TableIo, UnreadableBlocks};
 use super::table::scan_lengths::ScanLengths;
+use super::table::spare_blocks::SpareBlocks;
 use super::volume::LsmVolume;
 use crate::common::abandoned::AbandonedOperations;
 use crate::common::allocator::Extent;
@@ -64,6 +65,8 @@ impl LsmCore {
             place: VolumePlace::default(),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
+            spare_blocks: SpareBlocks::default(),
+            prefetch_budget: Arc::clone(&volume.prefetch_budget),
             unreadable,
         });
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());

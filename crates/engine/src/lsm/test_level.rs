@@ -3,11 +3,13 @@
 use super::cursor::EntryCursor;
 use super::entry::Position;
 use super::level_cursor::{LevelCursor, LevelCursorConfig};
+use super::prefetch_degree::PrefetchBudget;
 use super::reclaim::ReclaimQueue;
 use super::table::cache::BlockCache;
 use super::table::info::TablePlace;
 use super::table::io::{TableCounters, TableIo};
 use super::table::scan_lengths::ScanLengths;
+use super::table::spare_blocks::SpareBlocks;
 use super::table::writer::{TableWriter, TableWriterConfig};
 use super::table_meta::{TableFields, TableMeta, TableParts};
 use super::test_cursor::TestEntry;
@@ -85,6 +87,8 @@ impl TestLevel {
             place: VolumePlace::default(),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
+            spare_blocks: SpareBlocks::default(),
+            prefetch_budget: PrefetchBudget::new(1 << 20),
             unreadable: None,
         });
         let mut cuts: Vec<usize> =

@@ -20,6 +20,7 @@ use octokv_base::prng::mix64;
 use octokv_base::{ByteBudget, SharedBuffer};
 use quick_cache::sync::Cache;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
+use smallvec::SmallVec;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -69,7 +70,7 @@ impl TablePart {
         match self {
             TablePart::Index(index) => index.bytes().len(),
             TablePart::Filter(filter) => filter.as_ref().map_or(0, |filter| filter.bytes().len()),
-            TablePart::Data(block) => block.bytes().len(),
+            TablePart::Data(block) => block.memory_bytes(),
         }
     }
 }
@@ -158,11 +159,26 @@ impl Weighter<BlockCacheKey, CachedItem> for ItemBytes {
 struct RecordCounter(Arc<AtomicUsize>);
 
 impl Lifecycle<BlockCacheKey, CachedItem> for RecordCounter {
-    type RequestState = ();
-    fn on_evict(&self, (): &mut (), _key: BlockCacheKey, item: CachedItem) {
-        if let CachedItem::Record(record) = item {
+    type RequestState = Displaced;
+    fn on_evict(&self, displaced: &mut Displaced, _key: BlockCacheKey, item: CachedItem) {
+        if let CachedItem::Record(record) = &item {
             self.0.fetch_sub(SharedBuffer::allocated_bytes(record.len()), Ordering::Relaxed);
         }
+        displaced.0.push(item);
+    }
+}
+
+/// What has left the cache for something else. It is dropped outside of the cache's locks.
+#[derive(Default)]
+pub(super) struct Displaced(SmallVec<[CachedItem; 2]>);
+
+impl Displaced {
+    /// The data blocks.
+    pub(super) fn into_blocks(self) -> impl Iterator<Item = Arc<DataBlock>> {
+        self.0.into_iter().filter_map(|item| match item {
+            CachedItem::Part(TablePart::Data(block)) => Some(block),
+            CachedItem::Part(_) | CachedItem::Record(_) => None,
+        })
     }
 }
 
@@ -220,10 +236,17 @@ impl BlockCache {
 
     /// Keeps a part of a table, if it fits.
     pub fn insert(&self, table_id: u64, name: PartName, part: TablePart) {
-        if self.is_lent_out() {
-            return;
+        drop(self.insert_displacing(table_id, name, part));
+    }
+
+    /// The same. Gives what has left the cache for it.
+    pub(super) fn insert_displacing(&self, table_id: u64, name: PartName, part: TablePart) -> Displaced {
+        let mut displaced = Displaced::default();
+        if !self.is_lent_out() {
+            let (key, item) = (BlockCacheKey::of_part(table_id, name), CachedItem::Part(part));
+            self.items.insert_with_lifecycle(key, item, &mut displaced);
         }
-        self.items.insert(BlockCacheKey::of_part(table_id, name), CachedItem::Part(part));
+        displaced
     }
 
     /// The record at an address, header and key and value, if it is here.

@@ -16,19 +16,22 @@
 //! goes on behind it. Tested in `model_tests.rs` and `damage_tests.rs`.
 
 use super::block_scan::BlockScan;
+use super::blocks_ahead::{BlocksAhead, Direction, PlacedBlock};
 use super::cache::{PartName, TablePart};
 use super::index::{BlockRef, TableIndex, key_range};
 use super::io::RunBytes;
 use super::key_block::KeyBlockPosition;
 use super::reader::{CacheFill, TableReader};
 use super::stored_entry::{DataBlock, StoredEntry};
+use super::writer::DATA_BYTES_MAX;
 use crate::EngineError;
 use crate::lsm::cursor::EntryCursor;
 use crate::lsm::entry::{Position, TreeEntry};
+use crate::lsm::prefetch_degree::PrefetchGrant;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -76,18 +79,25 @@ pub enum UnreadPart {
     Keys(Vec<u8>, Vec<u8>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    Forward,
-    Backward,
+/// What one read has.
+struct BlockRun {
+    /// The blocks that are not in the cache.
+    blocks: SmallVec<[BlockRef; 4]>,
+    /// Those between them that are.
+    cached: Vec<PlacedBlock>,
+    /// The number of both.
+    passed: u32,
 }
 
-/// A read of blocks into the cache.
-struct BlockPrefetch {
-    direction: Direction,
-    /// The offset of its first block.
-    offset: u32,
-    read: Pin<Box<dyn Future<Output = ()>>>,
+impl BlockRun {
+    /// From the first block to the end of the last.
+    fn bytes(&self) -> u32 {
+        match &self.blocks[..] {
+            [first, .., last] => (last.offset - first.offset).saturating_add(last.bytes),
+            [block] => block.bytes,
+            [] => 0,
+        }
+    }
 }
 
 /// A cursor over the entries of one table. REQUIRES: the table's run is not freed while the cursor lives. If the future of an
@@ -100,8 +110,7 @@ pub struct TableCursor {
     block: Option<Arc<DataBlock>>,
     at: KeyBlockPosition<StoredEntry>,
     read_ahead: Option<RunBytes>,
-    /// In the order of the direction; of one direction.
-    prefetches: VecDeque<BlockPrefetch>,
+    ahead: BlocksAhead,
     /// Whether it has looked for blocks to read ahead since it came to its block.
     has_looked_ahead: bool,
     scan: BlockScan,
@@ -122,7 +131,7 @@ impl TableCursor {
             block: None,
             at: KeyBlockPosition::default(),
             read_ahead: None,
-            prefetches: VecDeque::new(),
+            ahead: BlocksAhead::default(),
             has_looked_ahead: false,
             scan: BlockScan::default(),
             level: 0,
@@ -145,27 +154,35 @@ impl TableCursor {
     /// Reads the data block behind the current one into the cache, unless it is there. A hint, without effect on outcomes: the future may
     /// be dropped, and the cursor used meanwhile.
     pub fn prefetch_next(&self) -> impl Future<Output = ()> + use<> {
-        self.prefetch(Direction::Forward)
+        self.prefetch_without_hold(Direction::Forward)
     }
 
     /// Reads the data block before the current one, as [`TableCursor::prefetch_next`] does.
     pub fn prefetch_prev(&self) -> impl Future<Output = ()> + use<> {
-        self.prefetch(Direction::Backward)
+        self.prefetch_without_hold(Direction::Backward)
     }
 
-    fn prefetch(&self, direction: Direction) -> impl Future<Output = ()> + use<> {
+    fn prefetch_without_hold(&self, direction: Direction) -> impl Future<Output = ()> + use<> {
+        let read = self.prefetch(direction);
+        async move { drop(read.await) }
+    }
+
+    /// The read of a neighbour of the current block, which it gives, unless that is in the cache.
+    fn prefetch(&self, direction: Direction) -> impl Future<Output = Vec<PlacedBlock>> + use<> {
         let (reader, block_at) = (self.reader.clone(), self.block_at.body().map(|_| self.block_at.clone()));
         async move {
             // A failure comes back when the cursor moves there.
-            let Some(mut block_at) = block_at else { return };
-            let Ok(index) = reader.index(CacheFill::Keep).await else { return };
+            let Some(mut block_at) = block_at else { return Vec::new() };
+            let Ok(index) = reader.index(CacheFill::Keep).await else { return Vec::new() };
             step(&index, &mut block_at, direction);
             if let Some(block) = block_at.body()
                 && reader.io.may_read_ahead(u64::from(block.bytes))
                 && !reader.io.cache.has(reader.place.id, PartName::Data(block.offset))
+                && let Ok(found) = reader.block(block, CacheFill::Keep).await
             {
-                let _ = reader.block(block, CacheFill::Keep).await;
+                return vec![PlacedBlock { offset: block.offset, block: found }];
             }
+            Vec::new()
         }
     }
 
@@ -182,23 +199,28 @@ impl TableCursor {
         }
         match direction {
             Direction::Forward => self.start_next_run(),
-            Direction::Backward if self.prefetches.is_empty() => {
-                let read = Box::pin(self.prefetch(direction));
-                self.prefetches.push_back(BlockPrefetch { direction, offset: 0, read });
+            Direction::Backward if self.ahead.reads() == 0 => {
+                let grant = self.grant(DATA_BYTES_MAX as u64);
+                self.ahead.add_read(direction, 0, grant, self.prefetch(direction));
             }
             Direction::Backward => {}
         }
-        self.poll_prefetches().await;
+        self.ahead.poll_reads().await;
     }
 
-    /// Starts those that were not started, and lets go of those that have ended.
-    async fn poll_prefetches(&mut self) {
-        let prefetches = &mut self.prefetches;
-        poll_fn(|context| {
-            prefetches.retain_mut(|prefetch| prefetch.read.as_mut().poll(context).is_pending());
-            Poll::Ready(())
-        })
-        .await;
+    /// The right to hold so many bytes ahead.
+    fn grant(&self, bytes: u64) -> Option<Rc<PrefetchGrant>> {
+        self.reader.io.prefetch_budget.take(bytes).map(Rc::new)
+    }
+
+    /// Holds blocks of the cache that are ahead.
+    fn hold(&mut self, blocks: Vec<PlacedBlock>) {
+        let bytes: usize = blocks.iter().map(|placed| placed.block.bytes().len()).sum();
+        if bytes > 0
+            && let Some(grant) = self.grant(bytes as u64)
+        {
+            self.ahead.hold(blocks, &grant);
+        }
     }
 
     /// Adds the reads of the blocks behind those that were read, if it is time for them and there are buffers enough.
@@ -207,7 +229,7 @@ impl TableCursor {
         else {
             return;
         };
-        while self.prefetches.len() < READS_AHEAD_MAX {
+        while self.ahead.reads() < READS_AHEAD_MAX {
             self.scan.expect_more();
             let BlockScan { ahead, run, .. } = self.scan;
             if ahead > run + run / 2 {
@@ -215,49 +237,55 @@ impl TableCursor {
             }
             let mut behind = index.bodies_behind(&self.block_at).skip(ahead as usize);
             let passed_max = self.scan.ahead + CACHED_PER_STEP;
+            let mut cached = Vec::new();
             let first = loop {
                 if self.scan.wanted() == 0 || self.scan.ahead >= passed_max {
-                    return;
+                    break None;
                 }
-                match behind.next() {
-                    Some(block) if self.uses_cached(block) => self.scan.ahead += 1,
-                    Some(block) => break block,
-                    None => return,
-                }
+                let Some(block) = behind.next() else { break None };
+                let Some(found) = self.cached(block) else { break Some(block) };
+                cached.push(found);
+                self.scan.ahead += 1;
             };
-            let (blocks, passed) = self.run_from(first, behind, self.scan.wanted());
-            let end = blocks.last().map_or(first.offset, |last| last.offset.saturating_add(last.bytes));
-            if !self.reader.io.may_read_ahead(u64::from(end - first.offset)) {
+            self.hold(cached);
+            let Some(first) = first else { return };
+            let run = self.run_from(first, behind, self.scan.wanted());
+            if !self.reader.io.may_read_ahead(u64::from(run.bytes())) {
                 return;
             }
-            self.scan.run = passed;
-            self.scan.ahead += passed;
-            let reader = self.reader.clone();
-            let read = Box::pin(async move {
+            self.scan.run = run.passed;
+            self.scan.ahead += run.passed;
+            let grant = self.grant(u64::from(run.bytes()));
+            if let Some(grant) = &grant {
+                self.ahead.hold(run.cached, grant);
+            }
+            let (reader, blocks) = (self.reader.clone(), run.blocks);
+            let read = async move {
+                let mut others = Vec::new();
                 // A failure comes back when the cursor moves there.
-                let _ = reader.read_blocks(&blocks).await;
-            });
-            let prefetch = BlockPrefetch { direction: Direction::Forward, offset: first.offset, read };
-            self.prefetches.push_back(prefetch);
+                if let Ok(block) = reader.read_blocks(&blocks, &mut others).await {
+                    others.insert(0, PlacedBlock { offset: first.offset, block });
+                }
+                others
+            };
+            self.ahead.add_read(Direction::Forward, first.offset, grant, read);
         }
     }
 
-    /// Whether a block is in the cache, of which the scan is then a user: it comes to it as to those that it has read itself.
-    fn uses_cached(&self, block: BlockRef) -> bool {
-        self.reader.io.cache.get(self.reader.place.id, PartName::Data(block.offset)).is_some()
+    /// A block, if it is in the cache, of which the scan is then a user: it comes to it as to those that it has read itself.
+    fn cached(&self, block: BlockRef) -> Option<PlacedBlock> {
+        let BlockRef { offset, .. } = block;
+        match self.reader.io.cache.get(self.reader.place.id, PartName::Data(offset))? {
+            TablePart::Data(block) => Some(PlacedBlock { offset, block }),
+            TablePart::Index(_) | TablePart::Filter(_) => None,
+        }
     }
 
-    /// A block with those of `behind` that one read has and the cache has not, as far as `count` blocks with it. Also gives the number of blocks up to the last of them, with
-    /// those in the cache.
-    fn run_from(
-        &self,
-        first: BlockRef,
-        behind: impl Iterator<Item = BlockRef>,
-        count: u32,
-    ) -> (SmallVec<[BlockRef; 4]>, u32) {
+    /// A block with those of `behind` that one read has and the cache has not, as far as `count` blocks with it.
+    fn run_from(&self, first: BlockRef, behind: impl Iterator<Item = BlockRef>, count: u32) -> BlockRun {
         let (io, place) = (&self.reader.io, &self.reader.place);
-        let (mut blocks, mut passed) = (SmallVec::from_iter([first]), 1);
-        let Ok(offset) = self.reader.data_offset(first) else { return (blocks, passed) };
+        let mut run = BlockRun { blocks: SmallVec::from_iter([first]), cached: Vec::new(), passed: 1 };
+        let Ok(offset) = self.reader.data_offset(first) else { return run };
         let bytes_max = RUN_BYTES_MAX
             .min(io.cache.capacity_bytes() / RUNS_PER_CACHE)
             .min(place.data_end(offset, io.unit_bytes).saturating_sub(offset));
@@ -267,25 +295,23 @@ impl TableCursor {
             if bytes > bytes_max || u64::from(block.offset.saturating_sub(end)) > GAP_BYTES_MAX {
                 break;
             }
-            if !self.uses_cached(block) {
-                blocks.push(block);
-                (end, passed) = (block.offset.saturating_add(block.bytes), number);
+            match self.cached(block) {
+                Some(found) => run.cached.push(found),
+                None => {
+                    run.blocks.push(block);
+                    (end, run.passed) = (block.offset.saturating_add(block.bytes), number);
+                }
             }
         }
-        (blocks, passed)
+        run.cached.truncate(run.passed as usize - run.blocks.len());
+        run
     }
 
     /// Waits for a read ahead that has the block to which the cursor moves in a direction, and drops those in the other direction.
     async fn end_prefetch(&mut self, direction: Direction) {
         self.has_looked_ahead = false;
-        self.prefetches.retain(|prefetch| prefetch.direction == direction);
         let offset = self.block_at.body().map_or(u32::MAX, |block| block.offset);
-        while let Some(prefetch) = self.prefetches.front_mut()
-            && prefetch.offset <= offset
-        {
-            prefetch.read.as_mut().await;
-            self.prefetches.pop_front();
-        }
+        self.ahead.await_block(direction, offset).await;
     }
 
     /// Ends the scan from the last seek on.
@@ -294,7 +320,7 @@ impl TableCursor {
             self.reader.io.scan_lengths.add(self.level, self.scan.entered);
         }
         (self.scan, self.has_looked_ahead) = (BlockScan::default(), false);
-        self.prefetches.clear();
+        self.ahead.clear();
     }
 
     /// Ends the scan in this table: it goes on in the next one of the level, for which its blocks up to here are given.
@@ -383,11 +409,11 @@ impl TableCursor {
 
     /// The block at which the cursor is; with it, a scan forward reads those that it probably enters.
     async fn load(&mut self, index: &TableIndex, block: BlockRef) -> Result<Arc<DataBlock>, EngineError> {
-        let cached = match self.scan.was_ahead {
+        let cached = || match self.scan.was_ahead {
             true => self.reader.block_ahead(block),
             false => self.reader.cached_block(block),
         };
-        if let Some(block) = cached {
+        if let Some(block) = self.ahead.take(block.offset).or_else(cached) {
             return Ok(block);
         }
         if !self.reads_ahead() {
@@ -396,20 +422,30 @@ impl TableCursor {
         // What was read of it is not there any more, nor, probably, what is behind it.
         self.scan.ahead = 0;
         let count = self.scan.wanted().saturating_add(1);
-        let (blocks, passed) = self.run_from(block, index.bodies_behind(&self.block_at), count);
-        self.scan.run = passed;
-        self.scan.ahead = passed - 1;
-        let reader = self.reader.clone();
-        let mut read = pin!(reader.read_blocks(&blocks));
-        let outcome = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
-        // Those behind them are wanted soon: both reads are then in flight.
-        self.prefetches.clear();
-        self.start_next_run();
-        self.poll_prefetches().await;
-        match outcome {
-            Poll::Ready(outcome) => outcome,
-            Poll::Pending => read.await,
+        let run = self.run_from(block, index.bodies_behind(&self.block_at), count);
+        self.scan.run = run.passed;
+        self.scan.ahead = run.passed - 1;
+        self.ahead.clear();
+        let grant = if run.passed > 1 { self.grant(u64::from(run.bytes())) } else { None };
+        if let Some(grant) = &grant {
+            self.ahead.hold(run.cached, grant);
         }
+        let (reader, mut others) = (self.reader.clone(), Vec::new());
+        let outcome = {
+            let mut read = pin!(reader.read_blocks(&run.blocks, &mut others));
+            let outcome = poll_fn(|context| Poll::Ready(read.as_mut().poll(context))).await;
+            // Those behind them are wanted soon: both reads are then in flight.
+            self.start_next_run();
+            self.ahead.poll_reads().await;
+            match outcome {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => read.await,
+            }
+        };
+        if let Some(grant) = &grant {
+            self.ahead.hold(others, grant);
+        }
+        outcome
     }
 
     fn unread_keys(&self, index: &TableIndex) -> UnreadPart {

@@ -486,7 +486,7 @@ fn entries_of_a_block_share_as_many_bytes_as_they_can() {
     let block = |second: &[u8]| {
         let first = [0, 2, b'a', b'b', 1, 0, 100];
         let bytes = [&first[..], second, &[5, 100, 100], &[0; 4], &1_u32.to_le_bytes()].concat();
-        TableIndex::decode(bytes.into(), |_| true)
+        TableIndex::decode(bytes, |_| true)
     };
     let shares_all = block(&[1, 1, b'c']).expect("a block");
     assert_eq!(shares_all.find(Position { key: b"ac", sequence: 5 }).map(|body| body.offset), Some(100));

@@ -87,13 +87,30 @@ pub fn open(
     offset: u32,
     payload_bytes_max: usize,
 ) -> Option<Box<[u8]>> {
+    let payload = open_in(bytes, kind, owner, offset, payload_bytes_max, Vec::with_capacity);
+    payload.map(Vec::into_boxed_slice)
+}
+
+/// The same, in the empty memory for so many bytes that `memory` gives.
+pub fn open_in(
+    bytes: &[u8],
+    kind: BlockKind,
+    owner: BlockOwner,
+    offset: u32,
+    payload_bytes_max: usize,
+    memory: impl FnOnce(usize) -> Vec<u8>,
+) -> Option<Vec<u8>> {
     let (covered, checksum) = bytes.split_last_chunk()?;
     if u32::from_le_bytes(*checksum) != crc32c(covered) ^ owner.mask(offset) {
         return None;
     }
     let (&found, payload) = covered.split_last()?;
     if found == kind as u8 {
-        return (payload.len() <= payload_bytes_max).then(|| payload.into());
+        return (payload.len() <= payload_bytes_max).then(|| {
+            let mut memory = memory(payload.len());
+            memory.extend_from_slice(payload);
+            memory
+        });
     }
     if found != kind as u8 | COMPRESSED {
         return None;
@@ -101,9 +118,10 @@ pub fn open(
     let (length, compressed) = payload.split_first_chunk()?;
     let length =
         usize::try_from(u32::from_le_bytes(*length)).ok().filter(|&length| length <= payload_bytes_max)?;
-    let mut decompressed = vec![0; length];
+    let mut decompressed = memory(length);
+    decompressed.resize(length, 0);
     let found = lz4_flex::block::decompress_into(compressed, &mut decompressed).ok()?;
-    (found == length).then(|| decompressed.into())
+    (found == length).then_some(decompressed)
 }
 
 #[cfg(test)]

@@ -8,9 +8,11 @@ use super::cache::BlockCache;
 use super::frame::BlockOwner;
 use super::info::TablePlace;
 use super::scan_lengths::ScanLengths;
+use super::spare_blocks::SpareBlocks;
 use crate::bug_injection::{self, InjectedBug};
 pub use crate::common::media_errors::is_media_error;
 use crate::lsm::entry::ValueAddress;
+use crate::lsm::prefetch_degree::PrefetchBudget;
 use crate::{EngineError, VolumePlace};
 use octokv_base::map::FxHashSet;
 use octokv_base::{Buffer, BufferPool, Lba, SharedBuffer};
@@ -38,6 +40,10 @@ pub struct TableIo {
     pub counters: TableCounters,
     /// The lengths of its scans.
     pub scan_lengths: ScanLengths,
+    /// Memory for its data blocks.
+    pub spare_blocks: SpareBlocks,
+    /// What iterators may hold ahead, on all cores.
+    pub prefetch_budget: Arc<PrefetchBudget>,
     /// Only for a verification, which goes on behind all that it cannot read and changes nothing.
     pub unreadable: Option<UnreadableBlocks>,
 }

@@ -108,7 +108,7 @@ pub fn shared_bytes(first: &[u8], second: &[u8]) -> usize {
 /// A block in memory.
 #[derive(Debug)]
 pub struct KeyBlock<B> {
-    bytes: Box<[u8]>,
+    bytes: Vec<u8>,
     entries_bytes: usize,
     restarts: usize,
     body: PhantomData<fn() -> B>,
@@ -221,7 +221,7 @@ struct StoredKey<'a, B> {
 
 impl<B: BlockBody> KeyBlock<B> {
     /// The block of these bytes, if `check` accepts each of its bodies; `None` if they are none.
-    pub fn decode(bytes: Box<[u8]>, mut check: impl FnMut(&B) -> bool) -> Option<KeyBlock<B>> {
+    pub fn decode(bytes: Vec<u8>, mut check: impl FnMut(&B) -> bool) -> Option<KeyBlock<B>> {
         let (_, count) = bytes.split_last_chunk()?;
         let restarts = usize::try_from(u32::from_le_bytes(*count)).ok()?;
         let trailer_bytes = restarts.checked_add(1)?.checked_mul(size_of::<u32>())?;
@@ -261,6 +261,16 @@ impl<B: BlockBody> KeyBlock<B> {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// The memory that it takes for them, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// The memory of its bytes.
+    pub fn into_memory(self) -> Vec<u8> {
+        self.bytes
     }
 
     /// Moves to the first entry.

@@ -15,14 +15,15 @@
 //! # Layout
 //! - [`writer`]: entries in order become a table; [`run_writer`] writes its bytes.
 //! - [`reader`]: gets. [`cursor`]: steps through the entries, in both directions; [`scan_lengths`]: how far they go; `block_scan`: how many
-//!   blocks they read ahead.
+//!   blocks they read ahead, and `blocks_ahead`: which they have.
 //! - [`info`]: what is known of a table without reading it, and its descriptor on media.
 //! - [`key_block`]: blocks of prefix-compressed keys: [`stored_entry`] in data blocks, [`index`] of those. [`frame`]: their checksum
 //!   and compression.
 //! - [`filter`]: which keys a table may have.
-//! - [`cache`]: parts of tables in memory, for all cores. [`io`]: what a core reads and writes with.
+//! - [`cache`]: parts of tables in memory, for all cores; [`spare_blocks`]: memory of those that left it. [`io`]: what a core reads and writes with.
 
 mod block_scan;
+mod blocks_ahead;
 pub mod cache;
 pub mod cursor;
 pub mod filter;
@@ -34,6 +35,7 @@ pub mod key_block;
 pub mod reader;
 pub mod run_writer;
 pub mod scan_lengths;
+pub mod spare_blocks;
 pub mod stored_entry;
 pub mod writer;
 

@@ -9,9 +9,10 @@
 //! Invariants: a part is used only if it is intact and the table's own; a table whose filter is lost, or cannot be read now, is read without it; concurrent
 //! misses of one part may read it twice. Tested in `model_tests.rs` and `damage_tests.rs`.
 
+use super::blocks_ahead::PlacedBlock;
 use super::cache::{PartName, TablePart};
 use super::filter::{FilterHash, TableFilter};
-use super::frame::{BlockKind, TRAILER_BYTES, open};
+use super::frame::{BlockKind, TRAILER_BYTES, open, open_in};
 use super::index::{BlockRef, TableIndex};
 use super::info::TablePlace;
 use super::io::{RunReadError, TableIo, count};
@@ -126,7 +127,7 @@ impl TableReader {
         }
         let offset = u64::from(self.place.descriptor_bytes) + u64::from(self.place.filter_bytes);
         let unit_bytes = self.io.unit_bytes;
-        let decode = |payload| {
+        let decode = |payload: Box<[u8]>| {
             // Blocks follow each other in both orders: that of keys and that on the device.
             let mut data_end = 0;
             let is_next = |block: &BlockRef| {
@@ -135,7 +136,7 @@ impl TableReader {
                     && block.bytes as usize <= DATA_BYTES_MAX + TRAILER_BYTES
                     && self.place.data_offset(block.offset, block.bytes, unit_bytes).is_some()
             };
-            KeyBlock::decode(payload, is_next).map(Arc::new)
+            KeyBlock::decode(payload.into_vec(), is_next).map(Arc::new)
         };
         let index = self.metadata(BlockKind::Index, offset, self.place.index_bytes, decode).await?;
         let index =
@@ -220,9 +221,13 @@ impl TableReader {
         }
     }
 
-    /// Reads data blocks into the cache, by one read from the first to the last, and gives the first. One of the others that is damaged is left out.
+    /// Reads data blocks into the cache, by one read from the first to the last, and gives the first; the others it adds to `others_read`, but for those that are damaged.
     /// REQUIRES: there is one at least, and the index has them in this order.
-    pub(super) async fn read_blocks(&self, blocks: &[BlockRef]) -> Result<Arc<DataBlock>, EngineError> {
+    pub(super) async fn read_blocks(
+        &self,
+        blocks: &[BlockRef],
+        others_read: &mut Vec<PlacedBlock>,
+    ) -> Result<Arc<DataBlock>, EngineError> {
         let (first, others) = blocks.split_first().expect("the caller wants a block");
         let Some(last) = others.last() else { return self.read_block(*first, CacheFill::Keep).await };
         let offset = self.data_offset(*first)?;
@@ -234,12 +239,13 @@ impl TableReader {
         let decoded = |block: &BlockRef| {
             let part = &run.bytes()[(block.offset - first.offset) as usize..][..block.bytes as usize];
             let decoded = self.open_block(part, *block).map(Arc::new)?;
-            let part = TablePart::Data(Arc::clone(&decoded));
-            self.io.cache.insert(self.place.id, PartName::Data(block.offset), part);
+            self.keep(*block, &decoded);
             Some(decoded)
         };
-        others.iter().for_each(|block| drop(decoded(block)));
-        decoded(first).ok_or_else(|| self.block_error(RunReadError::Media, offset))
+        let first = decoded(first);
+        let placed = |block: &BlockRef| Some(PlacedBlock { offset: block.offset, block: decoded(block)? });
+        others_read.extend(others.iter().filter_map(placed));
+        first.ok_or_else(|| self.block_error(RunReadError::Media, offset))
     }
 
     /// Reads a data block.
@@ -253,10 +259,16 @@ impl TableReader {
         let found = found.map_err(|error| self.block_error(error, offset))?;
         let decoded = self.decode(found.bytes(), block)?;
         if fill == CacheFill::Keep {
-            let part = TablePart::Data(Arc::clone(&decoded));
-            self.io.cache.insert(self.place.id, PartName::Data(block.offset), part);
+            self.keep(block, &decoded);
         }
         Ok(decoded)
+    }
+
+    /// Keeps a data block in the cache.
+    fn keep(&self, block: BlockRef, decoded: &Arc<DataBlock>) {
+        let (io, part) = (&self.io, TablePart::Data(Arc::clone(decoded)));
+        let displaced = io.cache.insert_displacing(self.place.id, PartName::Data(block.offset), part);
+        io.spare_blocks.add(displaced.into_blocks());
     }
 
     /// Where a data block begins, in bytes from the start of the run.
@@ -276,7 +288,8 @@ impl TableReader {
 
     fn open_block(&self, bytes: &[u8], block: BlockRef) -> Option<DataBlock> {
         let owner = self.io.owner(self.place.id);
-        let payload = open(bytes, BlockKind::Data, owner, block.offset, DATA_BYTES_MAX)?;
+        let memory = |bytes| self.io.spare_blocks.take(bytes);
+        let payload = open_in(bytes, BlockKind::Data, owner, block.offset, DATA_BYTES_MAX, memory)?;
         KeyBlock::decode(payload, |_| true)
     }
 

@@ -4,12 +4,16 @@ use super::cache::BlockCache;
 use super::cursor::{TableCursor, TableCursorConfig};
 use super::info::TableInfo;
 use super::io::{TableCounters, TableIo};
+use super::key_block::{KeyBlock, KeyBlockBuilder};
 use super::reader::{FoundInTable, SearchKey, TableReader};
 use super::scan_lengths::ScanLengths;
+use super::spare_blocks::SpareBlocks;
+use super::stored_entry::DataBlock;
 use super::writer::{TableWriter, TableWriterConfig};
 use crate::common::allocator::Extent;
 use crate::lsm::cursor::EntryCursor;
 use crate::lsm::entry::{EntryValue, Position, TreeEntry, ValueAddress};
+use crate::lsm::prefetch_degree::PrefetchBudget;
 use crate::{EngineError, VolumePlace};
 use octokv_base::{Buffer, BufferPool, Lba, Prng, UnixTime, Version};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan};
@@ -64,6 +68,17 @@ impl OwnedEntry {
 }
 
 /// A plain entry with an inline value.
+/// A data block with a value of so many bytes, in the memory that `memory` gives for its bytes.
+pub(super) fn data_block(value_bytes: usize, memory: impl FnOnce(usize) -> Vec<u8>) -> Arc<DataBlock> {
+    let (mut builder, mut bytes) = (KeyBlockBuilder::default(), Vec::new());
+    let entry = inline(b"key", 1, &vec![1; value_bytes]);
+    builder.push(&entry.key, |bytes| entry.as_entry().encode(bytes));
+    builder.finish(&mut bytes);
+    let mut memory = memory(bytes.len());
+    memory.extend_from_slice(&bytes);
+    Arc::new(KeyBlock::decode(memory, |_| true).expect("a block"))
+}
+
 pub(super) fn inline(key: &[u8], sequence: u64, value: &[u8]) -> OwnedEntry {
     OwnedEntry {
         key: key.to_vec(),
@@ -206,6 +221,8 @@ impl TestVolume {
             place: VolumePlace::new(1, 2),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
+            spare_blocks: SpareBlocks::default(),
+            prefetch_budget: PrefetchBudget::new(1 << 20),
             unreadable: None,
         };
         TestVolume { io: Rc::new(io), faults, reads, writes }
@@ -219,6 +236,8 @@ impl TestVolume {
             cache: Arc::new(BlockCache::new(self.io.cache.capacity_bytes())),
             counters: TableCounters::default(),
             scan_lengths: ScanLengths::default(),
+            spare_blocks: SpareBlocks::default(),
+            prefetch_budget: PrefetchBudget::new(1 << 20),
             unreadable: None,
             ..*self.io
         };

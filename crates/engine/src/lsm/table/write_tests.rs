@@ -1,10 +1,11 @@
 //! The table writer at its limits: full runs, failing devices, no buffers; and what reads cost the device.
 
+use super::cache::{PartName, TablePart};
 use super::cursor::TableCursorConfig;
 use super::reader::SearchKey;
 use super::run_writer::{WRITE_BYTES, WRITES_MAX};
 use super::test_tables::{
-    BLOCK_BYTES, EntryShape, LOCATION, OwnedEntry, TestVolume, at, inline, random_entries,
+    BLOCK_BYTES, EntryShape, LOCATION, OwnedEntry, TestVolume, at, data_block, inline, random_entries,
 };
 use super::writer::{TableWriteError, TableWriter, TableWriterConfig};
 use crate::EngineError;
@@ -307,6 +308,42 @@ fn what_was_prefetched_is_not_read_again() {
         },
         || (),
     );
+}
+
+#[test]
+fn what_a_scan_has_read_ahead_is_not_read_again_though_gets_need_the_cache() {
+    let volume = TestVolume::new(8 << 20, 512, 16 << 20);
+    let entries = numbered(3000, 100);
+    let table = volume.write(5, TableWriterConfig::default(), &entries);
+    // As many blocks as the cache has, none of which is used again.
+    let mut others = 100..;
+    let mut fill_cache = || {
+        for other in others.by_ref().take(6000) {
+            let part = TablePart::Data(data_block(3000, Vec::with_capacity));
+            volume.io.cache.insert(other, PartName::Data(0), part);
+        }
+    };
+    let mut reads_of_scan = |is_disturbed: bool| {
+        fill_cache();
+        volume.reads.set(0);
+        let mut cursor = volume.cursor(&table, TableCursorConfig::ITERATOR);
+        let scan = async {
+            cursor.seek(Position::START).await.expect("no fault");
+            for (entry, number) in entries.iter().zip(1..) {
+                assert_eq!(at(&cursor).as_ref(), Some(entry));
+                if is_disturbed && number % 300 == 0 {
+                    fill_cache();
+                }
+                cursor.next().await.expect("no fault");
+            }
+        };
+        block_on(scan, || ());
+        volume.reads.get()
+    };
+    // The first two find how long scans are, and that the index is needed often.
+    let [_, _, quiet, disturbed] = [false, false, false, true].map(&mut reads_of_scan);
+    assert!((4..20).contains(&quiet), "{quiet} reads of a scan of 84 blocks");
+    assert_eq!(disturbed, quiet);
 }
 
 #[test]
