@@ -178,6 +178,29 @@ fn a_get_reads_a_value_once_until_it_is_replaced_or_moved() {
 }
 
 #[test]
+fn a_get_reads_the_blocks_of_its_record_and_not_the_rest_of_the_last_unit() {
+    let mut fixture = LsmFixture::default();
+    fixture.format.unit_bytes = Some(4096);
+    let mut volume = ScannedVolume::with(&fixture, with_long_segments);
+    for (index, (value_bytes, want)) in
+        [(3_900, 8), (4_100, 9), (8_100, 16), (16_384, 33)].into_iter().enumerate()
+    {
+        let (key, operation) = (key_of(index as u64), index as u64);
+        volume.value_bytes = value_bytes;
+        assert_eq!(volume.put(&key, operation), Ok(PutOutcome::Stored));
+        volume.device.reads.borrow_mut().clear();
+        let found = run(volume.engine.get(&key)).expect("no fault").expect("it is stored");
+        assert_eq!(found.as_bytes(), value_of(&key, operation, value_bytes));
+        let reads = volume.device.reads.take();
+        assert_eq!(
+            reads.iter().map(|&(_, blocks)| blocks).collect::<Vec<_>>(),
+            [want],
+            "{value_bytes} bytes"
+        );
+    }
+}
+
+#[test]
 fn a_value_that_cannot_be_read_is_not_cached_and_one_that_is_cached_needs_no_device() {
     let volume = ScannedVolume::in_the_order_of_keys(with_a_cache);
     let keys: Vec<Key> = (0..2).map(key_of).collect();
