@@ -58,8 +58,14 @@ impl CompactionCandidate {
     }
 }
 
+/// Whether nothing has to be compacted: as many chunks are free as a waiting write needs, and F_start beside what is in progress. Else writes
+/// that come together would wait at once, with F_start just reached.
+pub fn is_space_enough(free: u32, wanted: u32, spare: u32, limits: &SpaceLimits) -> bool {
+    free >= wanted && spare.saturating_add(limits.key) >= limits.start
+}
+
 /// Chooses the log whose head chunk is compacted next: the cheapest freed byte; with equal costs more garbage, then the lower place in the
-/// list. While space is short, those that take fewer chunks go before cheaper ones. `None` if F_start and `wanted` chunks are free (those that a waiting write needs; 0 without one), or nothing that may run frees
+/// list. While space is short, those that take fewer chunks go before cheaper ones. `None` if space is enough ([`is_space_enough`]; a waiting write needs `wanted` free chunks, 0 without one), or nothing that may run frees
 /// any. Of the free chunks, so many are `spare`: beside F_key and what is in progress. `running` are the compactions that run, on all cores.
 pub fn choose_compacted_log(
     candidates: &[CompactionCandidate],
@@ -69,7 +75,7 @@ pub fn choose_compacted_log(
     limits: &SpaceLimits,
     running: &[(u32, LogKind)],
 ) -> Option<usize> {
-    if free >= limits.start.max(wanted) {
+    if is_space_enough(free, wanted, spare, limits) {
         return None;
     }
     // Moving the longest record would not be possible.

@@ -11,7 +11,7 @@
 
 use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
 use super::chunk_pool::LiveContents;
-use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expected_images};
+use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expected_images, is_space_enough};
 use super::core::LogCore;
 use super::log_place::{ChunkNumber, LogKind};
 use super::space_limits::CHUNK_END_DIVISOR;
@@ -69,7 +69,7 @@ impl LogCore {
     /// Device failures, no memory. The round may be repeated.
     pub(super) async fn compact_round(&self, wanted: u32) -> Result<bool, EngineError> {
         let (volume, pool) = (&self.volume, &self.volume.pool);
-        if pool.free() >= pool.limits().start.max(wanted) {
+        if is_space_enough(pool.free(), wanted, volume.passes.spare_chunks(pool), pool.limits()) {
             return Ok(false);
         }
         let mut candidates = self.candidates();

@@ -70,7 +70,7 @@ impl LogCore {
         self.compact_round(self.volume.passes.wanted_chunks(&self.volume.pool)).await
     }
 
-    /// Compacts while less space is free than [`SpaceLimits::start`], or than waiting writes need, until the volume is closed or read-only.
+    /// Compacts while less space is free, beside what is in progress, than [`SpaceLimits::start`], or than waiting writes need, until the volume is closed or read-only.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
@@ -100,7 +100,8 @@ impl LogCore {
     /// Until free space is looked at again.
     fn compaction_pause(&self, limits: &SpaceLimits) -> Nanos {
         let settings = &self.volume.settings;
-        match self.volume.pool.free() < limits.start {
+        let spare = self.volume.passes.spare_chunks(&self.volume.pool);
+        match spare.saturating_add(limits.key) < limits.start {
             true => settings.pressure_interval,
             false => settings.round_interval,
         }
