@@ -34,6 +34,9 @@ impl Lengths {
     }
 }
 
+/// The polls without any operation of the disk in progress after which nothing will happen any more.
+const IDLE_MAX: u32 = 100_000;
+
 async fn put(engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> PutOutcome {
     let bytes = lengths.bytes_of(key, operation);
     let name = key_of(key);
@@ -42,8 +45,10 @@ async fn put(engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> 
 }
 
 fn run<T>(disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = T>) -> T {
+    let mut idle = 0;
     block_on(future, || {
-        disk.complete_one(random);
+        idle = if disk.complete_one(random) { 0 } else { idle + 1 };
+        assert!(idle < IDLE_MAX, "nothing is in progress, and the operation waits");
     })
 }
 
@@ -148,6 +153,13 @@ fn short_values_at_85_percent_are_overwritten_three_times() {
 #[test]
 fn short_values_at_90_percent_are_overwritten_by_one_writer() {
     NearlyFull { per_mille: 900, overwrites: 2, writers: 1, ..SMALL }.overwrite();
+}
+
+#[test]
+fn records_of_whole_windows_are_not_moved_while_few_chunks_are_free() {
+    let volume =
+        NearlyFull { per_mille: 900, overwrites: 1, writers: 1, stores: 4, disk_bytes: 24 << 20, ..SMALL };
+    volume.overwrite();
 }
 
 #[test]
