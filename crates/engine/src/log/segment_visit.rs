@@ -207,7 +207,11 @@ impl LogCore {
                     self.append_moved(store, held, record, &buffer[value], &mut visit.image).map(Some)
                 }
                 Ok(MovedRecord::Damaged) => Ok(None),
-                Ok(MovedRecord::Replaced) => Err(device_error(DeviceError::NoSpace, store.id)),
+                // A later visit finds its new place: space is not short.
+                Ok(MovedRecord::Replaced) => {
+                    visit.left.insert(record.key.clone());
+                    continue;
+                }
                 Err(error) => Err(error),
             };
             match new {
