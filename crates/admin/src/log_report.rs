@@ -1,4 +1,4 @@
-//! The JSON document of a namespace's logs: the stores of a log engine, the chunks of their logs, and what was done with them.
+//! The JSON document of a namespace's circular logs: stores, chunks, live bytes, and counters of batches, splits and compaction.
 
 use octokv_engine::LogStatistics;
 use octokv_node::NamespaceStatus;
@@ -37,7 +37,7 @@ pub struct LogReport {
     pub entry_bytes: u64,
     /// Memory of the segment tables in bytes.
     pub segment_table_bytes: u64,
-    /// Memory of what is known of chunks, in bytes.
+    /// Memory of the chunk table in bytes.
     pub chunk_table_bytes: u64,
     /// Batches of segment images.
     pub batches: u64,

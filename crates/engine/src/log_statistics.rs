@@ -2,7 +2,7 @@
 //!
 //! In: what the log engine counts. Out: numbers of one moment, of one volume whatever the number of its cores. An engine without such logs has none.
 
-/// The state of the stores of a volume, and what was done with their logs. "Since the opening": since this process opened the volume.
+/// The state of a volume's stores, and counters of the work on their logs. Counters begin at 0 when the process opens the volume ("the opening").
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStatistics {
     /// The bytes of a chunk.
@@ -29,7 +29,7 @@ pub struct LogStatistics {
     pub entry_bytes: u64,
     /// The memory of the segment tables, in bytes.
     pub segment_table_bytes: u64,
-    /// The memory of what is known of chunks, in bytes.
+    /// The memory of the chunk table, in bytes.
     pub chunk_table_bytes: u64,
     /// Batches of images that were written since the opening.
     pub batches: u64,

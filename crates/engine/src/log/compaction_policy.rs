@@ -58,15 +58,15 @@ impl CompactionCandidate {
     }
 }
 
-/// Whether nothing has to be compacted: as many chunks are free as a waiting write needs, and F_start beside what is in progress. Else writes
-/// that come together would wait at once, with F_start just reached.
+/// Whether no compaction is needed: at least `wanted` chunks are free, and at least F_start of them cannot be taken by writes and compactions
+/// in progress. If compaction stopped at F_start free chunks, a burst of writes would wait at once.
 pub fn is_space_enough(free: u32, wanted: u32, spare: u32, limits: &SpaceLimits) -> bool {
     free >= wanted && spare.saturating_add(limits.key) >= limits.start
 }
 
 /// Chooses the log whose head chunk is compacted next: the cheapest freed byte; with equal costs more garbage, then the lower place in the
 /// list. While space is short, those that take fewer chunks go before cheaper ones. `None` if space is enough ([`is_space_enough`]; a waiting write needs `wanted` free chunks, 0 without one), or nothing that may run frees
-/// any. Of the free chunks, so many are `spare`: beside F_key and what is in progress. `running` are the compactions that run, on all cores.
+/// any. `spare` are the free chunks without F_key and without those that work in progress may take. `running` are the compactions that run, on all cores.
 pub fn choose_compacted_log(
     candidates: &[CompactionCandidate],
     free: u32,

@@ -245,7 +245,7 @@ impl SpacePasses {
         self.state.lock().spare(&self.rooms, pool).unwrap_or(0) as u32
     }
 
-    /// Begins what compaction or a split does to the log, unless what is in progress already may take the free chunks.
+    /// Reserves space for a step of compaction or of a split; `None` if the reservations in progress leave too few free chunks.
     pub fn begin_compaction<'a>(
         &'a self,
         pool: &'a ChunkPool,
@@ -268,7 +268,7 @@ impl SpacePasses {
         CompactionTask { passes: self, pool }
     }
 
-    /// Changes the state, and wakes those whose turn has come by that.
+    /// Applies a change to the state, then wakes the waiters that may proceed.
     fn change(&self, pool: &ChunkPool, change: impl FnOnce(&mut PassState)) {
         let mut wakers = WakerBatch::default();
         let mut state = self.state.lock();

@@ -70,7 +70,8 @@ impl LogCore {
         self.compact_round(self.volume.passes.wanted_chunks(&self.volume.pool)).await
     }
 
-    /// Compacts while less space is free, beside what is in progress, than [`SpaceLimits::start`], or than waiting writes need, until the volume is closed or read-only.
+    /// Compacts whenever the free chunks that work in progress cannot take are fewer than [`SpaceLimits::start`], or a waiting write needs more
+    /// free chunks, until the volume is closed or read-only.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
