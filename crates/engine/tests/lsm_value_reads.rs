@@ -2,20 +2,20 @@
 //! cannot be read costs none of the others; a full compaction lays them down side by side.
 
 use crate::common::lsm_fixture::{LsmFixture, make_small};
+use crate::common::noted_device::NotedDevice;
 use crate::common::pool;
-use crate::common::stable_memory::StableMemory;
 use crate::lsm_faults::AllPairs;
 use futures_util::future::join;
-use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
+use octokv_base::{BufferPool, Key, Lba, Prng};
+use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
-use octokv_device::{Device, DeviceFuture, Geometry};
 use octokv_engine::conformance::{EngineFixture, key_of, record_of, value_of};
 use octokv_engine::lsm::prefetch_degree::PrefetchMode;
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::{LsmEngine, open_with};
 use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PutMode, PutOutcome};
 use octokv_runtime::{block_on, yield_now};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
@@ -31,37 +31,9 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     block_on(future, || ())
 }
 
-/// Memory that notes its reads: first block and blocks.
-struct NotedReads {
-    memory: Rc<StableMemory>,
-    reads: RefCell<Vec<(u64, u64)>>,
-}
-
-impl Device for NotedReads {
-    fn geometry(&self) -> Geometry {
-        self.memory.geometry()
-    }
-    fn name(&self) -> &str {
-        "memory that notes its reads"
-    }
-    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.reads.borrow_mut().push((at.0, buffer.len() as u64 / BLOCK_BYTES));
-        self.memory.read(at, buffer)
-    }
-    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        self.memory.write(at, buffer)
-    }
-    fn flush(&self) -> DeviceFuture {
-        self.memory.flush()
-    }
-    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.memory.trim(at, blocks)
-    }
-}
-
 /// A volume of values of [`VALUE_BYTES`], if not said otherwise.
 struct ScannedVolume {
-    device: Rc<NotedReads>,
+    device: Rc<NotedDevice>,
     faults: FaultPlan,
     engine: LsmEngine,
     value_bytes: usize,
@@ -77,8 +49,7 @@ impl ScannedVolume {
     }
 
     fn in_pool(fixture: &LsmFixture, adjust: fn(&mut TreeSettings), pool: BufferPool) -> ScannedVolume {
-        let memory = StableMemory::new(24 << 20, BLOCK_BYTES as u32);
-        let noted = Rc::new(NotedReads { memory, reads: RefCell::default() });
+        let noted = NotedDevice::in_memory(24 << 20, BLOCK_BYTES as u32);
         let faults = FaultPlan::default();
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(noted.clone(), faults.clone()));
         run(fixture.format(Rc::clone(&device)));

@@ -137,15 +137,18 @@ impl LogCore {
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
         }
+        // The segment that the last attempt held: it stays in memory, so that it is not read again.
+        let mut kept = None;
         loop {
-            let held = match &mut record {
-                Some(record) => {
+            let held = match (kept.take(), &mut record) {
+                (Some(held), _) => held,
+                (None, Some(record)) => {
                     let (held, written) =
                         futures_util::future::join(self.acquire(store, prefix), record.written(self)).await;
                     written?;
                     held?
                 }
-                None => self.acquire(store, prefix).await?,
+                (None, None) => self.acquire(store, prefix).await?,
             };
             let step = held.with(|state, segment| self.put_step(state, segment, put, record.as_ref()));
             match step {
@@ -165,7 +168,7 @@ impl LogCore {
                 PutStep::Encode(meta) => {
                     let mut appended = self.append_put(store, prefix, put, meta)?;
                     appended.written(self).await?;
-                    record = Some(appended);
+                    (kept, record) = (Some(held), Some(appended));
                 }
             }
         }
