@@ -2,21 +2,20 @@
 //! device reads again, all of the volume is compacted.
 
 use crate::common::lsm_fixture::{LsmFixture, make_small};
+use crate::common::maintained_volume::Maintained;
 use crate::common::pool;
 use crate::common::stable_memory::StableMemory;
 use crate::lsm_faults::AllPairs;
-use octokv_base::{Key, Lba, Nanos, Prng};
+use octokv_base::{Key, Nanos};
 use octokv_device::Device;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
-use octokv_engine::conformance::{EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::{EngineFixture, key_of};
 use octokv_engine::lsm::{LsmEngine, LsmVolume, open_with};
 use octokv_engine::{
-    Engine, EngineError, IteratorOptions, IteratorProgress, PostponedStatistics, ProblemKind, PutMode,
-    PutOutcome, RecordProblem, Volume,
+    Engine, EngineError, IteratorOptions, IteratorProgress, PostponedStatistics, ProblemKind, PutOutcome,
+    RecordProblem, Volume,
 };
-use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
-use std::cell::RefCell;
+use octokv_runtime::block_on;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -27,23 +26,8 @@ const KEYS: u64 = 400;
 const EIO: InjectedFault = InjectedFault::Error(5);
 const ENODATA: InjectedFault = InjectedFault::Error(61);
 
-/// A volume with its maintenance.
-struct Maintained {
-    device: Rc<dyn Device>,
-    engine: Rc<LsmEngine>,
-    plan: FaultPlan,
-    handle: ReactorHandle,
-    tasks: TaskSet,
-    now: Nanos,
-    random: Prng,
-    reports: Rc<RefCell<Vec<EngineError>>>,
-    operations: u64,
-    /// The last operation on each key.
-    model: Vec<u64>,
-}
-
-impl Maintained {
-    fn new(compact_bytes_per_second: u64) -> Maintained {
+impl Maintained<LsmEngine> {
+    fn new(compact_bytes_per_second: u64) -> Maintained<LsmEngine> {
         let (fixture, plan) = (LsmFixture::default(), FaultPlan::default());
         let memory: Rc<dyn Device> = StableMemory::new(24 << 20, UNIT_BYTES as u32);
         block_on(fixture.format(Rc::clone(&memory)), || ());
@@ -53,79 +37,8 @@ impl Maintained {
         let pool = pool();
         let opened = open_with(&device, &pool, config, &fixture.format, make_small);
         let volume = block_on(opened, || ()).expect("opens");
-        let engine = Rc::new(LsmEngine::new(Arc::clone(&volume), 0, Rc::clone(&device), pool));
-        let sim = SimEnv::new(SimEnvConfig::new(1));
-        let devices = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
-        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
-        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
-        handle.begin_iteration(now);
-        let reports: Rc<RefCell<Vec<EngineError>>> = Rc::default();
-        let (maintained, own, reported) = (Rc::clone(&engine), handle.clone(), Rc::clone(&reports));
-        tasks.add(async move { maintained.maintain(&own, |error| reported.borrow_mut().push(error)).await });
-        let (random, model) = (Prng::new(3), vec![0; KEYS as usize]);
-        let mut volume =
-            Maintained { device, engine, plan, handle, tasks, now, random, reports, operations: 0, model };
-        volume.write_all();
-        volume.advance(Nanos::from_secs(5));
-        volume
-    }
-
-    fn advance(&mut self, time: Nanos) {
-        let end = self.now + time;
-        while self.now < end {
-            self.handle.begin_iteration(self.now);
-            while self.tasks.step(&mut self.random) {}
-            self.now = self.now + Nanos::from_millis(5);
-        }
-    }
-
-    fn try_write(&mut self, index: u64) -> Result<PutOutcome, EngineError> {
-        self.operations += 1;
-        let (key, bytes) = (key_of(index), if index.is_multiple_of(4) { 1_200 } else { 100 });
-        let value = value_of(&key, self.operations, bytes);
-        let record = record_of(self.engine.record_layout(), &key, &value);
-        block_on(self.engine.put(&key, PutMode::Upsert, record, bytes), || ())
-    }
-
-    fn write(&mut self, index: u64) {
-        assert_eq!(self.try_write(index), Ok(PutOutcome::Stored), "key {index}");
-        self.model[index as usize] = self.operations;
-    }
-
-    fn write_all(&mut self) {
-        (0..KEYS).for_each(|index| self.write(index));
-    }
-
-    /// Writes random keys for a time.
-    fn write_for(&mut self, time: Nanos) {
-        let end = self.now + time;
-        while self.now < end {
-            for _ in 0..20 {
-                let index = self.random.below(KEYS);
-                self.write(index);
-            }
-            self.advance(Nanos::from_millis(50));
-        }
-    }
-
-    /// Reads all keys. Gives the errors.
-    fn read_all(&self) -> Vec<(u64, EngineError)> {
-        let mut errors = Vec::new();
-        for (index, &operation) in (0..).zip(&self.model) {
-            let key = key_of(index);
-            match block_on(self.engine.get(&key), || ()) {
-                Ok(found) => {
-                    let value = found.unwrap_or_else(|| panic!("key {index} is not found"));
-                    assert_eq!(operation_of(&key, value.as_bytes()), operation, "key {index}");
-                }
-                Err(error) => errors.push((index, error)),
-            }
-        }
-        errors
-    }
-
-    fn fail(&self, blocks: Range<u64>, fault: InjectedFault) {
-        self.plan.add(FaultRule::within(OpFilter::Read, Lba(blocks.start), Lba(blocks.end), fault));
+        let engine = LsmEngine::new(Arc::clone(&volume), 0, Rc::clone(&device), pool);
+        Maintained::begin(engine, device, plan, KEYS)
     }
 
     /// The data blocks of a table that lies in the middle of its level, with its number.
@@ -162,16 +75,11 @@ impl Maintained {
         let units: u64 = version.extents().map(|extent| extent.units).sum();
         assert_eq!(self.engine.statistics().used_bytes, units * UNIT_BYTES);
     }
-
-    /// The reports since the last call.
-    fn take_reports(&self) -> Vec<EngineError> {
-        std::mem::take(&mut self.reports.borrow_mut())
-    }
 }
 
 #[test]
 fn a_device_that_fails_all_reads_for_a_time_costs_nothing_and_is_reported_once() {
-    let mut volume = Maintained::new(u64::MAX);
+    let mut volume = Maintained::<LsmEngine>::new(u64::MAX);
     for seconds in [1, 5, 15] {
         volume.plan.add(FaultRule::always(OpFilter::Read, EIO));
         volume.write_for(Nanos::from_secs(seconds));
@@ -192,7 +100,7 @@ fn a_device_that_fails_all_reads_for_a_time_costs_nothing_and_is_reported_once()
 #[test]
 fn a_table_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
     for level in [1, 2] {
-        let mut volume = Maintained::new(u64::MAX);
+        let mut volume = Maintained::<LsmEngine>::new(u64::MAX);
         volume.write_for(Nanos::from_secs(3));
         volume.advance(Nanos::from_secs(3));
         let (id, blocks) = volume.table_of(level);
@@ -226,7 +134,7 @@ fn a_table_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
 #[test]
 fn a_table_of_level_0_that_stays_unreadable_stops_neither_writers_nor_other_compactions() {
     // Compactions only by callers: the tables stay in level 0.
-    let mut volume = Maintained::new(0);
+    let mut volume = Maintained::<LsmEngine>::new(0);
     volume.write_all();
     block_on(volume.engine.flush_memtables(), || ()).expect("no fault");
     let newest = volume.engine.volume().version().level0()[0].clone();
@@ -248,7 +156,7 @@ fn a_table_of_level_0_that_stays_unreadable_stops_neither_writers_nor_other_comp
 
 #[test]
 fn a_volume_without_space_answers_the_error_of_the_device_that_it_cannot_compact() {
-    let mut volume = Maintained::new(u64::MAX);
+    let mut volume = Maintained::<LsmEngine>::new(u64::MAX);
     volume.plan.add(FaultRule::always(OpFilter::Read, EIO));
     let refused = (0..1_000_000).find_map(|number| {
         let index = number % KEYS;
@@ -271,7 +179,7 @@ fn a_volume_without_space_answers_the_error_of_the_device_that_it_cannot_compact
 
 #[test]
 fn values_that_cannot_be_read_for_a_time_are_moved_later() {
-    let mut volume = Maintained::new(u64::MAX);
+    let mut volume = Maintained::<LsmEngine>::new(u64::MAX);
     volume.write_for(Nanos::from_secs(1));
     let version = volume.engine.volume().version();
     let segments: Vec<u32> = version.segments().iter().map(|segment| segment.meta.id()).collect();
@@ -285,7 +193,7 @@ fn values_that_cannot_be_read_for_a_time_are_moved_later() {
         (0..KEYS).filter(|index| index % 40 != 0).for_each(|index| volume.write(index));
         volume.advance(Nanos::from_secs(1));
     }
-    let left = |volume: &Maintained| {
+    let left = |volume: &Maintained<LsmEngine>| {
         let version = volume.engine.volume().version();
         segments.iter().filter(|id| version.segment(**id).is_some()).count()
     };
@@ -299,7 +207,7 @@ fn values_that_cannot_be_read_for_a_time_are_moved_later() {
 
 #[test]
 fn an_error_that_a_read_ahead_met_fails_no_call_after_it() {
-    let volume = Maintained::new(u64::MAX);
+    let volume = Maintained::<LsmEngine>::new(u64::MAX);
     let all: BTreeSet<Key> = (0..KEYS).map(key_of).collect();
     let mut failed = 0;
     for skip in 0..40 {
@@ -326,7 +234,7 @@ fn an_error_that_a_read_ahead_met_fails_no_call_after_it() {
 
 #[test]
 fn a_block_that_the_medium_has_lost_costs_its_keys_and_holds_up_nothing() {
-    let mut volume = Maintained::new(u64::MAX);
+    let mut volume = Maintained::<LsmEngine>::new(u64::MAX);
     volume.write_for(Nanos::from_secs(3));
     volume.advance(Nanos::from_secs(3));
     let (id, blocks) = volume.table_of(2);
@@ -353,7 +261,7 @@ fn a_block_that_the_medium_has_lost_costs_its_keys_and_holds_up_nothing() {
 
 #[test]
 fn a_verification_tells_device_errors_from_damage_and_names_the_blocks() {
-    let volume = Maintained::new(u64::MAX);
+    let volume = Maintained::<LsmEngine>::new(u64::MAX);
     block_on(volume.engine.compact_all(), || ()).expect("compacts");
     let extents: Vec<_> = volume.engine.volume().version().extents().collect();
     let blocks = extents.iter().flat_map(|extent| extent.location..extent.location + extent.units);

@@ -5,6 +5,7 @@
 pub mod crafted_volume;
 pub mod log_fixture;
 pub mod lsm_fixture;
+pub mod maintained_volume;
 pub mod noted_device;
 pub mod stable_memory;
 pub mod striped_volume;
