@@ -19,6 +19,8 @@ pub struct LogReport {
     pub capacity_chunks: u64,
     /// Chunks that no log has any more, and that a recovery may still read.
     pub retired_chunks: u64,
+    /// Chunks that device errors keep from being compacted.
+    pub pinned_chunks: u64,
     /// Chunks of key logs.
     pub key_chunks: u64,
     /// The live segment images in them, in bytes.
@@ -79,6 +81,7 @@ impl LogReport {
             free_chunks: log.free_chunks,
             capacity_chunks: log.capacity_chunks,
             retired_chunks: log.retired_chunks,
+            pinned_chunks: log.pinned_chunks,
             key_chunks: log.keys.chunks,
             key_live_bytes: log.keys.live_bytes,
             value_chunks: log.values.chunks,
@@ -140,6 +143,7 @@ mod tests {
             moved_values: 25,
             moved_bytes: 26,
             lost_values: 27,
+            pinned_chunks: 29,
         };
         let report = LogReport::new(28, &statistics);
         let document = json!({
@@ -148,7 +152,7 @@ mod tests {
             "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
             "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "waited_writes": 21,
             "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
-            "moved_bytes": 26, "lost_values": 27,
+            "moved_bytes": 26, "lost_values": 27, "pinned_chunks": 29,
         });
         assert_eq!(serde_json::to_value(report).unwrap(), document);
         assert_eq!(serde_json::from_value::<LogReport>(document).unwrap(), report);

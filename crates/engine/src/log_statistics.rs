@@ -15,6 +15,8 @@ pub struct LogStatistics {
     pub capacity_chunks: u64,
     /// The chunks in front of the head of a log that recovery may still read.
     pub retired_chunks: u64,
+    /// The chunks in front of the head of a log that device errors keep from being compacted.
+    pub pinned_chunks: u64,
     /// The key logs of all stores.
     pub keys: ChunkLogStatistics,
     /// The value logs of all stores.

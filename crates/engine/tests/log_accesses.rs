@@ -166,7 +166,7 @@ fn empty_values_conditions_and_versions_take_no_more() {
     assert_eq!(volume.splits(), splits, "nothing was split meanwhile");
 }
 
-/// A volume on a disk that completes operations in random order when it is told to.
+/// A volume on a disk that completes operations in random order, one for each call of `complete_one`.
 fn slow_volume(stores: u16) -> (PowerLossDisk, CountedVolume, Prng) {
     let (disk, mut random) = (PowerLossDisk::new(vec![0; DISK_BYTES as usize], 512), Prng::new(5));
     let device = NotedDevice::new(Rc::new(disk.clone()));

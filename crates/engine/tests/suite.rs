@@ -25,6 +25,7 @@ mod hash_upgrade;
 mod log_accesses;
 mod log_conformance;
 mod log_damage;
+mod log_device_errors;
 mod log_faults;
 mod log_fixtures;
 mod log_full;

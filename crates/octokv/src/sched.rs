@@ -291,7 +291,8 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     let LogReport { nsid, stores, segments, chunks, free_chunks, key_chunks, value_chunks, .. } = log;
     writeln!(out, "\nlogs of namespace {nsid}: {stores} stores, {segments} segments")?;
     write!(out, "  {chunks} chunks of {}: {free_chunks} free, ", Size(log.chunk_bytes))?;
-    writeln!(out, "{} for live data at most, {} retired", log.capacity_chunks, log.retired_chunks)?;
+    write!(out, "{} for live data at most, {} retired, ", log.capacity_chunks, log.retired_chunks)?;
+    writeln!(out, "{} pinned by device errors", log.pinned_chunks)?;
     let [keys, values, entries, segment_table, chunk_table, moved] = [
         log.key_live_bytes,
         log.value_live_bytes,

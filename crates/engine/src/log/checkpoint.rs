@@ -8,9 +8,11 @@
 //! Tested in `checkpoint_writer_tests.rs` and by power loss.
 
 use super::checkpoint_writer::{CheckpointTarget, SnapshotSource, SnapshotStart, write_checkpoint};
+use super::chunk_pool::ChunkPool;
 use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::pinned_chunks::PinnedSnapshot;
 use super::replay::LOST_STORE_DURABLE_THROUGH;
 use super::segment_table::PAGE_ENTRIES;
 use super::store::{Store, StoreState};
@@ -20,7 +22,7 @@ use super::volume::LogVolume;
 use crate::EngineError;
 use crate::common::superblock_io::write_superblock;
 use octokv_base::Version;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering;
 
 const _: () = assert!(PAGE_ENTRIES == PAGE_SEGMENTS);
@@ -34,6 +36,7 @@ struct StoreSnapshot<'a> {
     /// Where its replay begins, and the last image that the checkpoint makes durable.
     replay_start: Cell<ChunkIndex>,
     durable_through: Cell<u64>,
+    pinned: RefCell<PinnedSnapshot>,
 }
 
 impl StoreState {
@@ -43,7 +46,24 @@ impl StoreState {
         let mut before: Vec<_> = retired.map(|retired| (retired.index, retired.chunk)).collect();
         before.retain(|&(index, _)| index >= first);
         before.sort_unstable_by_key(|&(index, _)| index);
-        before.into_iter().map(|(_, chunk)| chunk).chain(self.keys.chunks()).collect()
+        let passed = first.0.saturating_sub(self.keys.head().0) as usize;
+        before.into_iter().map(|(_, chunk)| chunk).chain(self.keys.chunks().skip(passed)).collect()
+    }
+
+    /// Does what a checkpoint that is durable now has stated. Gives how many chunks are free.
+    pub(super) fn note_pinned(&mut self, snapshot: &PinnedSnapshot, pool: &ChunkPool) -> usize {
+        for &pinned in &snapshot.new {
+            pool.pin(pinned.chunk);
+            self.advance_head(pinned.log, ChunkIndex(pinned.index.0 + 1), pool);
+            self.pinned.wanted.retain(|wanted| *wanted != pinned);
+            self.pinned.pinned.push(pinned);
+        }
+        for emptied in &snapshot.emptied {
+            pool.retire(emptied.chunk);
+            pool.release(emptied.chunk);
+            self.pinned.emptied.retain(|other| other != emptied);
+        }
+        snapshot.emptied.len()
     }
 }
 
@@ -70,11 +90,13 @@ impl SnapshotSource for StoreSnapshot<'_> {
         let state = self.store.state.lock();
         let (layout, pool) = (self.volume.layout(), &self.volume.pool);
         let value_tail = self.store.tail.lock().completed();
-        let value_head = state.values.head();
+        let pinned = state.pinned.snapshot(start.replay.index, value_tail.index);
+        let value_head = pinned.head(LogKind::Values, state.values.head());
+        let passed_values = (value_head.0 - state.values.head().0) as usize;
         // Chunks behind that of the tail are named by the images that reach them.
         let of_values = (value_tail.index.0 - value_head.0) as usize + 1;
         let mut is_counted = true;
-        let value_chunks = state.values.chunks().take(of_values).map(|chunk| {
+        let value_chunks = state.values.chunks().skip(passed_values).take(of_values).map(|chunk| {
             let live = pool.live_of(chunk);
             is_counted &= live.is_some();
             let live = live.unwrap_or_default();
@@ -87,9 +109,10 @@ impl SnapshotSource for StoreSnapshot<'_> {
         };
         self.durable_through.set(state.batches.published_sequence());
         // The head may have passed the start of replay.
-        let key_head = state.keys.head().min(start.replay.index);
+        let key_head = pinned.head(LogKind::Keys, state.keys.head()).min(start.replay.index);
         let key_chunks = state.key_chunks_from(key_head);
         debug_assert!(value_tail.granule <= layout.chunk_granules());
+        self.pinned.replace(pinned);
         StoreStart {
             partition: start.partition,
             range: self.store.range,
@@ -105,7 +128,7 @@ impl SnapshotSource for StoreSnapshot<'_> {
             totals: state.totals_published,
             key_chunks,
             value_chunks,
-            pinned: Vec::new(),
+            pinned: self.pinned.borrow().all.clone(),
         }
     }
 }
@@ -145,6 +168,7 @@ impl LogCore {
                 store,
                 replay_start: Cell::new(ChunkIndex(0)),
                 durable_through: Cell::new(0),
+                pinned: RefCell::default(),
             })
             .collect();
         let checkpoint = write_checkpoint(&*self.device, &target, &snapshots).await?;
@@ -160,7 +184,11 @@ impl LogCore {
         volume.counters.checkpoints.fetch_add(1, Ordering::Relaxed);
         let mut freed = 0;
         for snapshot in &snapshots {
-            snapshot.store.state.lock().replay_start = snapshot.replay_start.get();
+            {
+                let state = &mut *snapshot.store.state.lock();
+                state.replay_start = snapshot.replay_start.get();
+                freed += state.note_pinned(&snapshot.pinned.borrow(), &volume.pool);
+            }
             freed += snapshot.store.note_durable(snapshot.durable_through.get(), &volume.pool);
         }
         if freed > 0 {

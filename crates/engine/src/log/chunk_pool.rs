@@ -170,6 +170,7 @@ pub struct ChunkPool {
     opens: AtomicU64,
     /// Falls before a chunk leaves `space`, and rises after it is back there: never above what `space` has.
     free: AtomicU32,
+    pinned: AtomicU32,
     limits: SpaceLimits,
     /// The unit of the device at which chunk 0 begins.
     first_unit: u64,
@@ -194,6 +195,7 @@ impl ChunkPool {
             cells: std::iter::repeat_with(cell).take(limits.pool as usize).collect(),
             opens: AtomicU64::new(0),
             free: AtomicU32::new(limits.pool),
+            pinned: AtomicU32::new(0),
             limits,
             first_unit,
             chunk_units,
@@ -218,6 +220,11 @@ impl ChunkPool {
     /// The number of free chunks.
     pub fn free(&self) -> u32 {
         self.free.load(Ordering::Acquire)
+    }
+
+    /// The number of pinned chunks.
+    pub fn pinned(&self) -> u32 {
+        self.pinned.load(Ordering::Acquire)
     }
 
     /// The bytes of memory of the chunk table.
@@ -311,6 +318,7 @@ impl ChunkPool {
             return false;
         }
         self.free.fetch_sub(1, Ordering::AcqRel);
+        self.pinned.fetch_add(u32::from(state == ChunkState::Pinned), Ordering::AcqRel);
         let cell = self.cell(chunk);
         cell.owner.store(pack_owner(owner), Ordering::Release);
         cell.update(|_| ChunkWord { state, kind: owner.kind, live });
@@ -373,6 +381,8 @@ impl ChunkPool {
 
     fn set_state(&self, chunk: ChunkNumber, next: ChunkState) {
         let former = self.cell(chunk).update(|word| ChunkWord { state: next, ..word });
+        self.pinned.fetch_add(u32::from(next == ChunkState::Pinned), Ordering::AcqRel);
+        self.pinned.fetch_sub(u32::from(former.state == ChunkState::Pinned), Ordering::AcqRel);
         assert!(former.state.may_become(next), "{chunk:?}: {:?} to {next:?}", former.state);
     }
 

@@ -14,6 +14,7 @@ use super::chunk_pool::LiveContents;
 use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expected_images, is_space_enough};
 use super::core::LogCore;
 use super::log_place::{ChunkNumber, LogKind};
+use super::pinned_chunks::is_passing_error;
 use super::space_limits::CHUNK_END_DIVISOR;
 use super::space_pass::CompactionSpace;
 use super::store::{Store, StoreState};
@@ -66,13 +67,14 @@ impl LogCore {
     /// now.
     ///
     /// # Errors
-    /// Device failures, no memory. The round may be repeated.
+    /// No memory; device failures, if nothing else helped. The round may be repeated.
     pub(super) async fn compact_round(&self, wanted: u32) -> Result<bool, EngineError> {
         let (volume, pool) = (&self.volume, &self.volume.pool);
         if is_space_enough(pool.free(), wanted, volume.passes.spare_chunks(pool), pool.limits()) {
             return Ok(false);
         }
-        let mut candidates = self.candidates();
+        let (mut candidates, mut postponed) = self.candidates();
+        let mut failure = None;
         loop {
             let running = volume.compactions.list();
             let chosen = choose_compacted_log(
@@ -83,12 +85,21 @@ impl LogCore {
                 pool.limits(),
                 &running,
             );
-            let Some(chosen) = chosen else { return Ok(false) };
+            let Some(chosen) = chosen else {
+                if postponed.is_empty() {
+                    return failure.map_or(Ok(false), Err);
+                }
+                candidates = std::mem::take(&mut postponed);
+                continue;
+            };
             let CompactionCandidate { store, log, .. } = candidates.remove(chosen);
             let store = volume.stores.iter().find(|other| other.id == store);
-            let end = self.compact_once(store.expect("candidates are of stores"), log).await?;
-            if matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) {
-                return Ok(true);
+            match self.compact_once(store.expect("candidates are of stores"), log).await {
+                Ok(RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) => return Ok(true),
+                Ok(RoundEnd::Paused { has_moved: false } | RoundEnd::NoChunk) => {}
+                // The other logs are on other blocks of the device.
+                Err(error) if is_passing_error(&error) => failure = Some(error),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -128,6 +139,7 @@ impl LogCore {
             LogKind::Keys => Box::pin(self.compact_keys(store)).await,
             LogKind::Values => Box::pin(self.compact_values(store)).await,
         };
+        self.note_round(store, log, &end).await?;
         let end = match end {
             Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => return Ok(paused),
             end => end?,
@@ -197,16 +209,22 @@ impl LogCore {
         Ok(())
     }
 
-    /// The logs with a sealed chunk, of all stores that serve.
-    pub(super) fn candidates(&self) -> Vec<CompactionCandidate> {
-        let mut candidates = Vec::with_capacity(2 * self.volume.stores.len());
+    /// The logs with a sealed chunk, of all stores that serve; and those of them that the device failed to read a short time ago.
+    pub(super) fn candidates(&self) -> (Vec<CompactionCandidate>, Vec<CompactionCandidate>) {
+        let (mut candidates, mut postponed) = (Vec::with_capacity(2 * self.volume.stores.len()), Vec::new());
         for store in &self.volume.stores {
             let state = store.state.lock();
-            if !state.is_lost {
-                candidates.extend(self.candidates_of(store, &state).into_iter().flatten());
+            if state.is_lost {
+                continue;
+            }
+            for candidate in self.candidates_of(store, &state).into_iter().flatten() {
+                match state.pinned.is_postponed(candidate.log) {
+                    true => postponed.push(candidate),
+                    false => candidates.push(candidate),
+                }
             }
         }
-        candidates
+        (candidates, postponed)
     }
 
     fn candidates_of(&self, store: &Store, state: &StoreState) -> [Option<CompactionCandidate>; 2] {

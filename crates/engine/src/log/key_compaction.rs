@@ -18,6 +18,7 @@ use super::compaction_rounds::RoundEnd;
 use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::pinned_chunks::is_passing_error;
 use super::segment_buckets::{ImageHead, ImagePlace, ImageRole, UncheckedBuckets};
 use super::segment_image::SegmentImage;
 use super::segment_ref::SegmentRef;
@@ -123,7 +124,7 @@ impl LogCore {
             let bytes = match read {
                 Ok(bytes) => bytes,
                 // The sweep reads what lies there, image by image.
-                Err(EngineError::Device { error, .. }) if is_media_error(error) => {
+                Err(EngineError::Device { .. }) => {
                     unit += units;
                     continue;
                 }
@@ -244,25 +245,34 @@ impl LogCore {
     }
 
     /// Moves the images in a chunk that the table names: those that a damaged header hid, and those with a damaged bucket.
-    async fn sweep_images(
+    ///
+    /// # Errors
+    /// Of the device, for those that it failed to read: the others were moved. As for [`LogCore::compact_keys`].
+    pub(super) async fn sweep_images(
         &self,
         store: &Store,
         index: ChunkIndex,
         chunk: ChunkNumber,
     ) -> Result<(), EngineError> {
-        let mut page = 0;
+        let (mut page, mut failure) = (0, None);
         loop {
             let images = {
                 let state = store.state.lock();
                 if page >= state.table.page_count() {
-                    return Ok(());
+                    return failure.map_or(Ok(()), Err);
                 }
                 self.images_of_page(&state, page, chunk)
             };
             for image in images {
                 let unit = self.volume.pool.chunk_of(image.image.unit()).map_or(0, |(_, unit)| unit);
                 let place = self.image_place(store, index, unit);
-                let entries = self.read_damaged_image(store, image, place).await?;
+                let entries = match self.read_damaged_image(store, image, place).await {
+                    Err(error) if is_passing_error(&error) => {
+                        failure = Some(error);
+                        continue;
+                    }
+                    entries => entries?,
+                };
                 if matches!(self.mark_loaded(store, image, entries), ImageStep::Busy) {
                     self.move_busy_image(store, image).await?;
                 }
@@ -318,19 +328,5 @@ impl LogCore {
             true => Err(self.corrupt(image.unit(), store.id)),
             false => Ok(checked.entries),
         }
-    }
-
-    /// The buckets of an image, with zeros for those that the medium has lost.
-    async fn read_buckets_apart(&self, store: &Store, image: SegmentRef) -> Result<Vec<u8>, EngineError> {
-        let unit_bytes = self.volume.layout().unit_bytes as usize;
-        let mut bytes = vec![0; usize::from(image.chain()) * unit_bytes];
-        for (unit, bucket) in (image.unit()..).zip(bytes.chunks_exact_mut(unit_bytes)) {
-            match self.read_units(unit, 1, store.id).await {
-                Ok(read) => bucket.copy_from_slice(&read),
-                Err(EngineError::Device { error, .. }) if is_media_error(error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(bytes)
     }
 }

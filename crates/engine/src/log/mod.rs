@@ -58,6 +58,8 @@ pub mod log_window;
 mod maintenance;
 pub mod open;
 pub mod pacing;
+mod pinned_chunks;
+mod pinned_compaction;
 mod reads;
 mod record_reads;
 pub mod record_walk;

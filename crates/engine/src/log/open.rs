@@ -121,6 +121,7 @@ fn store_of(
         incarnation: last_incarnation,
         stated_value_chunk: tail.index,
         retired: retired.collect(),
+        pinned: store.pinned,
         replay_start,
         is_lost: store.is_lost,
         table: store.table,

@@ -19,6 +19,8 @@ use super::segment_image::SegmentImage;
 use super::segment_ref::SegmentRef;
 use super::store::{Store, StoreState};
 use crate::EngineError;
+use crate::common::media_errors::is_media_error;
+use octokv_base::Buffer;
 use octokv_runtime::yield_now;
 use std::future::poll_fn;
 use std::sync::atomic::Ordering;
@@ -215,7 +217,13 @@ impl LogCore {
         opens: u64,
     ) -> Result<BucketsRead, EngineError> {
         let pool = &self.volume.pool;
-        let read = self.read_units(image.unit(), image.chain().into(), store.id).await;
+        let read = match self.read_units(image.unit(), image.chain().into(), store.id).await {
+            // A lost block costs its bucket alone, as a damaged one does.
+            Err(EngineError::Device { error, .. }) if is_media_error(error) => {
+                Box::pin(self.read_buckets_apart(store, image)).await
+            }
+            read => read,
+        };
         let owner = pool.owner_of(image.unit());
         if !pool.unopened_since(image.unit(), opens) {
             return Ok(BucketsRead::Reused);
@@ -240,6 +248,27 @@ impl LogCore {
             true => Err(corrupt()),
             false => Ok(BucketsRead::Entries(entries)),
         }
+    }
+
+    /// The buckets of an image, with zeros for those that the medium has lost.
+    ///
+    /// # Errors
+    /// Device failures that say nothing of the medium; no memory.
+    pub(super) async fn read_buckets_apart(
+        &self,
+        store: &Store,
+        image: SegmentRef,
+    ) -> Result<Buffer, EngineError> {
+        let unit_bytes = self.volume.layout().unit_bytes as usize;
+        let mut bytes = Buffer::zeroed(usize::from(image.chain()) * unit_bytes);
+        for (unit, bucket) in (image.unit()..).zip(bytes.chunks_exact_mut(unit_bytes)) {
+            match self.read_units(unit, 1, store.id).await {
+                Ok(read) => bucket.copy_from_slice(&read),
+                Err(EngineError::Device { error, .. }) if is_media_error(error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(bytes)
     }
 
     /// Holds the segment of a prefix. Reads its image unless it is in memory.

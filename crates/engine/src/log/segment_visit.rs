@@ -13,7 +13,8 @@ use super::busy_segments::ChangeSource;
 use super::core::{LogCore, device_error};
 use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::key_compaction::DAMAGE_READS;
-use super::log_place::{ChunkIndex, LogKind};
+use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::pinned_chunks::is_passing_error;
 use super::record_reads::RecordRead;
 use super::segment_buckets::image_units;
 use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
@@ -34,6 +35,15 @@ use octokv_device::DeviceError;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+/// Which records visits move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VisitTarget {
+    /// Those in the window of the store's value log.
+    Window,
+    /// Those in a pinned chunk.
+    Pinned(ChunkNumber),
+}
+
 /// The records that a visit moves at once have so many bytes, or one of them more.
 const GROUP_BYTES: usize = 256 << 10;
 
@@ -44,6 +54,13 @@ struct RecordToMove {
     /// The length of the value in bytes.
     value_bytes: u32,
     at: ValuePlace,
+}
+
+/// The chunks whose records are moved.
+enum VisitedChunks {
+    /// Those of these indices of the value log.
+    Indices(Range<ChunkIndex>),
+    One(ChunkNumber),
 }
 
 /// What was read of a record.
@@ -79,13 +96,15 @@ pub(super) struct VisitEnd {
 }
 
 /// A visit in progress.
-#[derive(Default)]
 struct SegmentVisit<'a> {
+    target: VisitTarget,
     moved: u32,
     /// The keys whose records are left to a later visit.
     left: FxHashSet<Vec<u8>>,
     /// Whether one was left because the device has no space.
     is_short: bool,
+    /// A record that the device failed to read, and that is left, too.
+    failure: Option<EngineError>,
     /// The right to append the image of the segment, once a record has moved.
     image: Option<CompactionPass<'a>>,
 }
@@ -102,17 +121,19 @@ impl RecordToMove {
 }
 
 impl LogCore {
-    /// Moves the records of the segment of a prefix that lie in the window. The pass is for the image of a segment that was changed: until
+    /// Moves the records of the segment of a prefix that a visit is for. The pass is for the image of a segment that was changed: until
     /// that is published.
     ///
     /// # Errors
-    /// Device failures, no memory. What was moved stays moved, and the segment is not visited.
+    /// Device failures, behind which the other records were moved; no memory. The segment is not visited.
     pub(super) async fn visit_segment<'a>(
         &'a self,
         store: &Store,
         prefix: HashPrefix,
+        target: VisitTarget,
     ) -> (Result<VisitEnd, EngineError>, Option<CompactionPass<'a>>) {
-        let mut visit = SegmentVisit::default();
+        let left = FxHashSet::default();
+        let mut visit = SegmentVisit { target, moved: 0, left, is_short: false, failure: None, image: None };
         let end = self.run_visit(store, prefix, &mut visit).await;
         (end, visit.image)
     }
@@ -130,12 +151,15 @@ impl LogCore {
             let group = held.with(|state, segment| {
                 self.drop_stale_entries(state, segment);
                 let group = self.next_group(state, segment, visit);
-                if group.is_empty() && visit.left.is_empty() {
+                if group.is_empty() && visit.left.is_empty() && visit.target == VisitTarget::Window {
                     state.set_visited(segment);
                 }
                 group
             });
             if group.is_empty() {
+                if let Some(failure) = visit.failure {
+                    return Err(failure);
+                }
                 let is_complete = visit.left.is_empty();
                 return Ok(VisitEnd { moved: visit.moved, is_complete, is_short: visit.is_short });
             }
@@ -161,7 +185,13 @@ impl LogCore {
         segment: SegmentNumber,
         visit: &SegmentVisit<'_>,
     ) -> Vec<RecordToMove> {
-        let Some(end) = state.window.as_ref().map(|window| window.reach()) else { return Vec::new() };
+        let chunks = match visit.target {
+            VisitTarget::Window => match &state.window {
+                Some(window) => VisitedChunks::Indices(state.values.head()..window.reach()),
+                None => return Vec::new(),
+            },
+            VisitTarget::Pinned(chunk) => VisitedChunks::One(chunk),
+        };
         let mut bytes = 0;
         let image = state.busy.image(segment);
         let records = image.iter().filter_map(|entry| {
@@ -169,24 +199,28 @@ impl LogCore {
             Some(RecordToMove { key: entry.key.to_vec(), meta: entry.meta, value_bytes, at })
         });
         let is_next =
-            |record: &RecordToMove| !visit.left.contains(&record.key) && self.is_in_window(record, end);
-        let in_window = records.filter(is_next);
+            |record: &RecordToMove| !visit.left.contains(&record.key) && self.is_in(record, &chunks);
+        let to_move = records.filter(is_next);
         let fits = |record: &RecordToMove| {
             let has_room = bytes == 0 || bytes + record.record_bytes() as usize <= GROUP_BYTES;
             bytes += record.record_bytes() as usize;
             has_room
         };
-        in_window.take_while(fits).collect()
+        to_move.take_while(fits).collect()
     }
 
-    /// Whether any part of a record lies in a chunk of the value log before `end`.
-    fn is_in_window(&self, record: &RecordToMove, end: ChunkIndex) -> bool {
+    /// Whether any part of a record lies in these chunks of the value log.
+    fn is_in(&self, record: &RecordToMove, chunks: &VisitedChunks) -> bool {
         let pool = &self.volume.pool;
         let value = OldValue { at: record.at.clone(), record_bytes: record.record_bytes() };
-        let mut chunks = granules_of(&value, self.volume.layout());
-        chunks.any(|(chunk, _)| {
-            let owner = (chunk.0 < pool.chunks()).then(|| pool.owner_of(pool.first_unit_of(chunk))).flatten();
-            owner.is_some_and(|(owner, _)| owner.kind == LogKind::Values && owner.index < end)
+        let mut chunks_of_record = granules_of(&value, self.volume.layout());
+        chunks_of_record.any(|(chunk, _)| match chunks {
+            VisitedChunks::One(visited) => chunk == *visited,
+            VisitedChunks::Indices(indices) => {
+                let is_chunk = chunk.0 < pool.chunks();
+                let owner = is_chunk.then(|| pool.owner_of(pool.first_unit_of(chunk))).flatten();
+                owner.is_some_and(|(of, _)| of.kind == LogKind::Values && indices.contains(&of.index))
+            }
         })
     }
 
@@ -209,6 +243,12 @@ impl LogCore {
                 Ok(MovedRecord::Damaged) => Ok(None),
                 // A later visit finds its new place: space is not short.
                 Ok(MovedRecord::Replaced) => {
+                    visit.left.insert(record.key.clone());
+                    continue;
+                }
+                // It may be read later.
+                Err(error) if is_passing_error(&error) => {
+                    visit.failure = Some(error);
                     visit.left.insert(record.key.clone());
                     continue;
                 }

@@ -20,6 +20,7 @@
 
 use super::chunk_pool::ChunkPool;
 use super::space_limits::{ChunkPurpose, SpaceLimits};
+use crate::EngineError;
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
 use octokv_runtime::waiter_queue::{WaiterQueue, WaiterTicket};
@@ -98,6 +99,8 @@ struct PassState {
     /// Tasks that compact for the waiters, and whether a waiter does.
     tasks: usize,
     is_helped: bool,
+    /// Why the tasks free nothing, if that has lasted: what waits fails with it.
+    failure: Option<EngineError>,
     /// Writes and compactions that ended, and chunks that became free: what lets a further compaction help.
     changes: u64,
 }
@@ -136,9 +139,11 @@ impl PassState {
         u64::from(pool.free()).checked_sub(taken)
     }
 
-    fn admits(&self, kind: PassKind, live_bytes: u64, chunk_bytes: u64, limits: &SpaceLimits) -> bool {
+    fn admits(&self, kind: PassKind, live_bytes: u64, chunk_bytes: u64, pool: &ChunkPool) -> bool {
         let used = self.used_bytes.saturating_add(self.granted_bytes).saturating_add(live_bytes);
-        kind.limit_chunks(limits).is_none_or(|chunks| used <= u64::from(chunks) * chunk_bytes)
+        // The garbage of pinned chunks is not freed.
+        let limit = kind.limit_chunks(pool.limits()).map(|chunks| chunks.saturating_sub(pool.pinned()));
+        limit.is_none_or(|chunks| used <= u64::from(chunks) * chunk_bytes)
     }
 
     fn grant(&mut self, need: &SpaceNeed) {
@@ -151,7 +156,8 @@ impl PassState {
     fn wake(&mut self, rooms: &KeyRooms, pool: &ChunkPool, wakers: &mut WakerBatch) {
         for queue in 0..self.queues.len() {
             let first = self.queues[queue].first();
-            if first.is_some_and(|need| self.tasks == 0 || self.may_begin(need, rooms, pool)) {
+            let has_turn = self.tasks == 0 || self.failure.is_some();
+            if first.is_some_and(|need| has_turn || self.may_begin(need, rooms, pool)) {
                 wakers.add(self.queues[queue].take_first_waker());
             }
         }
@@ -221,13 +227,25 @@ impl SpacePasses {
 
     /// Whether live data may grow by so many bytes for this kind of write, as for a delete that finds no key and becomes a tombstone.
     pub fn admits(&self, pool: &ChunkPool, kind: PassKind, live_bytes: u64) -> bool {
-        self.state.lock().admits(kind, live_bytes, self.chunk_bytes(pool), pool.limits())
+        self.state.lock().admits(kind, live_bytes, self.chunk_bytes(pool), pool)
     }
 
     /// Wakes the waiters whose turn has come because chunks became free, or a compaction has ended. REQUIRES: called after each release and
     /// each compaction; the caller holds no lock.
     pub fn chunks_freed(&self, pool: &ChunkPool) {
         self.change(pool, |state| state.changes += 1);
+    }
+
+    /// Why the tasks that compact free nothing.
+    pub fn failure(&self) -> Option<EngineError> {
+        self.state.lock().failure
+    }
+
+    /// Notes why the tasks that compact free nothing, or that they do again. Writes that wait fail, one after the other.
+    pub fn set_failure(&self, pool: &ChunkPool, failure: Option<EngineError>) {
+        if self.failure() != failure {
+            self.change(pool, |state| state.failure = failure);
+        }
     }
 
     /// The free chunks with which the first waiters of both queues may begin; 0 if no write waits.
@@ -305,7 +323,7 @@ impl<'a> Future for PassRequest<'a> {
             Some(ticket) => state.queues[queue].earlier(ticket).next().is_none(),
             None => state.queues[queue].is_empty(),
         };
-        let turn = if !state.admits(need.kind, need.live_bytes, chunk_bytes, this.pool.limits()) {
+        let turn = if !state.admits(need.kind, need.live_bytes, chunk_bytes, this.pool) {
             Poll::Ready(Err(SpaceFull))
         } else if is_first && state.may_begin(&need, &this.passes.rooms, this.pool) {
             state.grant(&need);

@@ -6,14 +6,16 @@
 //!                   none does       ─▶ the first of the puts, or that of the deletes, compacts, a round at a time; if that does not help,
 //!                                      again once a write or a compaction has ended
 //! ```
-//! In: needs. Out: passes. Invariant: while a write waits for its pass, some task or the first waiting write compacts, as long as that frees
+//! In: needs. Out: passes; the device's error, if that keeps compaction from helping for seconds. Invariant: while a write waits for its pass, some task or the first waiting write compacts, as long as that frees
 //! anything; a round runs to its end.
 //! Tested in `tests/log_full.rs`.
 
 use super::core::LogCore;
+use super::pinned_compaction::PinnedAttempts;
 use super::space_limits::SpaceLimits;
 use super::space_pass::{SpaceFull, SpaceNeed, SpacePass, WaiterTurn};
 use crate::EngineError;
+use crate::common::background_task::ErrorReports;
 use octokv_base::Nanos;
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::future::{Future, poll_fn};
@@ -21,11 +23,14 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
+/// After so many attempts to compact that failed, [`super::maintenance::RETRY_DELAY`] apart, writes that wait for space fail with the error.
+const FAILURES_OF_WRITES: u32 = 5;
+
 /// What a write that asked for a pass does next.
 enum PassTurn<'a> {
     Begin(Result<SpacePass<'a>, SpaceFull>),
     Compact(WaiterTurn<'a>),
-    ReadOnly,
+    Fail(EngineError),
 }
 
 impl LogCore {
@@ -44,15 +49,16 @@ impl LogCore {
         loop {
             let turn = poll_fn(|context| match request.as_mut().poll(context) {
                 Poll::Ready(pass) => Poll::Ready(PassTurn::Begin(pass)),
-                Poll::Pending if volume.is_read_only() => Poll::Ready(PassTurn::ReadOnly),
-                Poll::Pending => match request.compaction_turn(compacted_at) {
-                    Some(turn) => Poll::Ready(PassTurn::Compact(turn)),
-                    None => Poll::Pending,
+                Poll::Pending if volume.is_read_only() => Poll::Ready(PassTurn::Fail(EngineError::ReadOnly)),
+                Poll::Pending => match (request.compaction_turn(compacted_at), volume.passes.failure()) {
+                    (Some(turn), _) => Poll::Ready(PassTurn::Compact(turn)),
+                    (None, Some(error)) => Poll::Ready(PassTurn::Fail(error)),
+                    (None, None) => Poll::Pending,
                 },
             });
             match turn.await {
                 PassTurn::Begin(pass) => return Ok(pass),
-                PassTurn::ReadOnly => return Err(EngineError::ReadOnly),
+                PassTurn::Fail(error) => return Err(error),
                 PassTurn::Compact(turn) => {
                     // Boxed because it is rare: it would enlarge every write's future.
                     let has_helped = Box::pin(self.compact_for_waiters()).await?;
@@ -75,19 +81,33 @@ impl LogCore {
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
-    pub(super) async fn run_compactions(&self, handle: &ReactorHandle, mut report: impl FnMut(EngineError)) {
+    pub(super) async fn run_compactions(&self, handle: &ReactorHandle, report: impl Fn(EngineError)) {
         let volume = &self.volume;
         if volume.settings.compaction_max_per_second == 0 {
             return;
         }
         let _task = volume.passes.begin_task(&volume.pool);
+        let (mut attempts, mut failures) = (PinnedAttempts::new(handle.now()), 0);
+        let (mut reports, mut pinned_reports) = (ErrorReports::new(&report), ErrorReports::new(&report));
         while !volume.is_read_only() && !volume.is_closing.load(Ordering::Acquire) {
-            let pause = match self.compact_for_waiters().await {
-                Ok(true) => Nanos(0),
-                Ok(false) => self.compaction_pause(volume.pool.limits()),
+            match self.attempt_pinned(&mut attempts, handle.now()).await {
+                Some(Ok(())) => pinned_reports.succeeded(),
+                Some(Err(error)) => pinned_reports.failed(error),
+                None => {}
+            }
+            let compacted = self.compact_for_waiters().await;
+            failures = if compacted.is_ok() { 0 } else { failures + 1 };
+            // A device that fails for a short time holds writes up, and fails none.
+            let failure = compacted.as_ref().err().filter(|_| failures > FAILURES_OF_WRITES).copied();
+            volume.passes.set_failure(&volume.pool, failure);
+            let pause = match compacted {
+                Ok(has_helped) => {
+                    reports.succeeded();
+                    if has_helped { Nanos(0) } else { self.compaction_pause(volume.pool.limits()) }
+                }
                 Err(EngineError::ReadOnly) => return,
                 Err(error) => {
-                    report(error);
+                    reports.failed(error);
                     super::maintenance::RETRY_DELAY
                 }
             };
@@ -116,6 +136,9 @@ impl LogCore {
         let mut left = u64::from(self.volume.pool.chunks());
         while left > 0 && is_wanted() && self.compact_round(u32::MAX).await? {
             left -= 1;
+        }
+        if self.volume.pool.pinned() > 0 {
+            self.empty_pinned_chunks().await?;
         }
         // The last round kept space from writes that compact while they wait.
         self.volume.passes.chunks_freed(&self.volume.pool);

@@ -19,11 +19,13 @@ use super::compaction_window::CompactionWindow;
 use super::hash_prefix::{HashPrefix, SegmentNumber, prefix_of};
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind, LogPlace};
+use super::pinned_chunks::PinnedChunks;
 use super::segment_buckets::{ImageRole, ImageState, PreviousImage, StoreTotals, ValueTailPlace};
 use super::segment_entry::ValuePlace;
 use super::segment_image::{EntryDifference, OldValue, SegmentImage};
 use super::segment_ref::SegmentRef;
 use super::segment_table::LogSegmentTable;
+use super::store_image::PinnedChunk;
 use super::value_tail::ValueTail;
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
@@ -108,6 +110,8 @@ pub(super) struct StoreState {
     pub vacated_granules: BTreeMap<ChunkIndex, u32>,
     /// In no order.
     pub retired: Vec<WaitingChunk>,
+    /// Chunks that device errors keep from being compacted.
+    pub pinned: PinnedChunks,
     /// Where the replay of the durable checkpoint begins: key chunks from here on are not freed.
     pub replay_start: ChunkIndex,
     /// Whether recovery found that a segment is older than acknowledged, and not which: nothing is served.
@@ -127,6 +131,7 @@ pub(super) struct StoreParts {
     /// The chunk of the value tail that the last image states.
     pub stated_value_chunk: ChunkIndex,
     pub retired: Vec<WaitingChunk>,
+    pub pinned: Vec<PinnedChunk>,
     pub replay_start: ChunkIndex,
     pub is_lost: bool,
 }
@@ -169,6 +174,7 @@ impl Store {
             window: None,
             vacated_granules: BTreeMap::new(),
             retired: parts.retired,
+            pinned: PinnedChunks::recovered(parts.pinned),
             replay_start: parts.replay_start,
             is_lost: parts.is_lost,
         };

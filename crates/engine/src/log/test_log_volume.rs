@@ -311,6 +311,7 @@ fn new_store(number: u16, superblock: &LogSuperblock, settings: &LogSettings, po
         incarnation: superblock.incarnation,
         stated_value_chunk: ChunkIndex(0),
         retired: Vec::new(),
+        pinned: Vec::new(),
         replay_start: ChunkIndex(0),
         is_lost: false,
     };

@@ -26,14 +26,14 @@ use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::key_compaction::CHUNK_READ_BYTES;
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::pinned_chunks::is_passing_error;
 use super::record_walk::{RecordWalk, WalkStep};
 use super::segment_buckets::image_units;
 use super::segment_image::OldValue;
-use super::segment_visit::VisitEnd;
+use super::segment_visit::{VisitEnd, VisitTarget};
 use super::store::{Store, StoreState, granules_of};
 use super::value_record::ValueRecordPlace;
 use crate::EngineError;
-use crate::common::media_errors::is_media_error;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
@@ -59,6 +59,8 @@ enum SegmentsToVisit {
     OfIds(VecDeque<u32>),
     /// All from this one on that were not visited in the window. New halves have higher numbers than their parents.
     UnvisitedFrom(SegmentNumber),
+    /// All from this one on.
+    AllFrom(SegmentNumber),
 }
 
 /// The head chunk of a value log, in its window.
@@ -189,7 +191,7 @@ impl LogCore {
             Some(ids) => SegmentsToVisit::OfIds(ids),
             None => SegmentsToVisit::UnvisitedFrom(SegmentNumber(0)),
         };
-        let end = self.visit_all(store, first).await?;
+        let end = self.visit_all(store, first, VisitTarget::Window).await?;
         if end != VisitsEnd::All {
             return Ok(end);
         }
@@ -202,9 +204,19 @@ impl LogCore {
         if let Some(window) = &mut store.state.lock().window {
             window.clear_visits();
         }
-        let end = self.visit_all(store, SegmentsToVisit::UnvisitedFrom(SegmentNumber(0))).await?;
+        let unvisited = SegmentsToVisit::UnvisitedFrom(SegmentNumber(0));
+        let end = self.visit_all(store, unvisited, VisitTarget::Window).await?;
         self.commit_all(store).await?;
         Ok(end)
+    }
+
+    /// Visits all segments with records in a pinned chunk. Whether none is left.
+    ///
+    /// # Errors
+    /// Device failures, behind which all records were moved that could be read; no memory.
+    pub(super) async fn visit_pinned(&self, store: &Store, chunk: ChunkNumber) -> Result<bool, EngineError> {
+        let all = SegmentsToVisit::AllFrom(SegmentNumber(0));
+        Ok(self.visit_all(store, all, VisitTarget::Pinned(chunk)).await? == VisitsEnd::All)
     }
 
     /// Visits segments, some at a time.
@@ -212,12 +224,14 @@ impl LogCore {
         &self,
         store: &Store,
         mut segments: SegmentsToVisit,
+        target: VisitTarget,
     ) -> Result<VisitsEnd, EngineError> {
         let (mut running, mut visiting) = (FuturesUnordered::new(), FxHashSet::default());
         let (mut failure, mut has_moved, mut has_left, mut is_paused) = (None, false, false, false);
         let mut images = Vec::new();
         loop {
-            while failure.is_none()
+            // What the device fails to read keeps nothing else from being moved.
+            while failure.as_ref().is_none_or(is_passing_error)
                 && !is_paused
                 && running.len() < self.volume.settings.sub_compactions.max(1)
                 && let Some((segment, prefix)) = next_segment(store, &mut segments, &visiting)
@@ -228,7 +242,7 @@ impl LogCore {
                     break;
                 }
                 visiting.insert(segment);
-                running.push(async move { (segment, self.visit_segment(store, prefix).await) });
+                running.push(async move { (segment, self.visit_segment(store, prefix, target).await) });
             }
             let Some((segment, (visit, image))) = running.next().await else { break };
             visiting.remove(&segment);
@@ -239,10 +253,14 @@ impl LogCore {
                     has_left |= !is_complete;
                     is_paused |= is_short;
                 }
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) if failure.as_ref().is_none_or(is_passing_error) => failure = Some(error),
+                Err(_) => {}
             }
         }
-        if has_moved && let Some(window) = &mut store.state.lock().window {
+        if has_moved
+            && target == VisitTarget::Window
+            && let Some(window) = &mut store.state.lock().window
+        {
             window.set_begun();
         }
         if !images.is_empty() {
@@ -298,7 +316,8 @@ impl LogCore {
             let first = layout.unit_of(head.chunk, layout.chunk_units - units);
             let bytes = match self.read_units(first, units, store.id).await {
                 Ok(bytes) => bytes,
-                Err(EngineError::Device { error, .. }) if is_media_error(error) => return Ok(None),
+                // Visits of all segments find its records.
+                Err(EngineError::Device { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             };
             let place = self.directory_place(store, head.index);
@@ -322,7 +341,7 @@ impl LogCore {
             let units = (layout.chunk_units - unit).min(CHUNK_READ_BYTES / layout.unit_bytes);
             match self.read_units(layout.unit_of(head.chunk, unit), units, store.id).await {
                 Ok(read) => bytes.extend_from_slice(&read),
-                Err(EngineError::Device { error, .. }) if is_media_error(error) => return Ok(None),
+                Err(EngineError::Device { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             }
             unit += units;
@@ -371,6 +390,12 @@ fn next_segment(
             let segment = state.window.as_mut()?.next_unvisited(*from, level.segments())?;
             *from = SegmentNumber(segment.0 + 1);
             Some((segment, level.range_of(segment).first))
+        }
+        SegmentsToVisit::AllFrom(from) => {
+            let segment = *from;
+            let is_one = u64::from(segment.0) < level.segments();
+            *from = SegmentNumber(segment.0 + u32::from(is_one));
+            is_one.then(|| (segment, level.range_of(segment).first))
         }
     }
 }

@@ -35,6 +35,7 @@ impl LogVolume {
             chunks: self.pool.chunks().into(),
             free_chunks: self.pool.free().into(),
             capacity_chunks: self.pool.limits().capacity_chunks().into(),
+            pinned_chunks: self.pool.pinned().into(),
             stores: self.stores.len() as u64,
             chunk_table_bytes: self.pool.memory_bytes() as u64,
             batches: load(&counters.batches),
