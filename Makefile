@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test bench ordered-measurements core-scaling adversary mutants power-loss soak fuzz clean
+.PHONY: help demo build test check loom kernel-test log-memory bench ordered-measurements core-scaling adversary mutants power-loss soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -18,6 +18,7 @@ help:
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
 	@echo 'make power-loss   power loss at sampled events of OPERATIONS (default 100000) of the ordered engine'
+	@echo 'make log-memory   memory and opening of the log engine with OBJECTS (default 100000000); takes 11 GB of memory'
 	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 
@@ -61,6 +62,10 @@ mutants:
 power-loss:
 	OCTOKV_POWER_LOSS_OPERATIONS=$(or $(OPERATIONS),100000) cargo test --release -p octokv-engine --test suite -- \
 		lsm_power_loss::acknowledged_writes_survive_power_loss_at_sampled_events_of_a_long_run
+
+log-memory:
+	OCTOKV_LOG_OBJECTS=$(or $(OBJECTS),100000000) cargo test --release -p octokv-engine --test memory -- --nocapture \
+		log_memory::an_object_takes_less_than_half_a_byte_of_memory
 
 soak:
 	scripts/soak $(MINUTES)

@@ -1,18 +1,11 @@
 //! What the ordered engine's parts take in memory, by the bytes that they allocate.
 
+use crate::held_since;
 use octokv_base::{Nanos, Prng, UnixTime, Version};
 use octokv_engine::lsm::entry::{EntryValue, TreeEntry};
 use octokv_engine::lsm::memtable::Memtable;
 use octokv_engine::lsm::snapshots::{LiveSnapshot, SNAPSHOT_BYTES_MAX, SnapshotList};
-use octokv_sys::counting_allocator::{CountingAllocator, thread_held_bytes};
-
-#[global_allocator]
-static ALLOCATOR: CountingAllocator = CountingAllocator;
-
-/// What the thread holds more than `before`. It may hold less than nothing: a test's thread frees what started it.
-fn held_since(before: i64) -> usize {
-    usize::try_from(thread_held_bytes() - before).expect("nothing is freed that was there before")
-}
+use octokv_sys::counting_allocator::thread_held_bytes;
 
 #[test]
 fn a_snapshot_takes_a_few_hundred_bytes() {

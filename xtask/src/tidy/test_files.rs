@@ -1,4 +1,4 @@
-//! Every file of a crate's `tests/` belongs to a test binary: `suite.rs` declares it as a module, or `Cargo.toml` names it.
+//! Every file of a crate's `tests/` belongs to a test binary: `Cargo.toml` names it, or one that it names declares the file as a module.
 //! In: the tree. Out: findings at line 1 of a file whose tests would never run.
 
 use super::tree::{Finding, SourceTree};
@@ -16,9 +16,11 @@ pub fn check(tree: &SourceTree) -> Vec<Finding> {
         if name.contains('/') || !manifest.contains("autotests = false") {
             continue;
         }
-        let suite = text_of(format!("{package}/tests/suite.rs"));
-        let is_module = suite.lines().any(|line| line == format!("mod {name};"));
-        if !is_module && !manifest.contains(&format!("[[test]]\nname = \"{name}\"")) {
+        let is_included = binary_names(manifest).any(|binary| {
+            let text = text_of(format!("{package}/tests/{binary}.rs"));
+            binary == name || text.lines().any(|line| line == format!("mod {name};"))
+        });
+        if !is_included {
             findings.push(Finding::new(
                 &file.path,
                 1,
@@ -27,6 +29,12 @@ pub fn check(tree: &SourceTree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The test binaries that a manifest names.
+fn binary_names(manifest: &str) -> impl Iterator<Item = &str> {
+    let names = manifest.split("[[test]]\nname = \"").skip(1);
+    names.filter_map(|rest| rest.split_once('"').map(|(name, _)| name))
 }
 
 #[cfg(test)]
@@ -41,7 +49,8 @@ mod tests {
             ("crates/wire/Cargo.toml", manifest),
             ("crates/wire/tests/suite.rs", "//! Tests.\n\nmod corpus;\n"),
             ("crates/wire/tests/corpus.rs", "//! A module.\n"),
-            ("crates/wire/tests/loom.rs", "//! A binary.\n"),
+            ("crates/wire/tests/loom.rs", "//! A binary.\n\nmod models;\n"),
+            ("crates/wire/tests/models.rs", "//! A module of it.\n"),
             ("crates/wire/tests/common/mod.rs", "//! Shared.\n"),
             ("crates/wire/tests/forgotten.rs", "//! Neither.\n"),
             ("crates/base/Cargo.toml", "[package]\n"),

@@ -6,6 +6,7 @@ use super::checkpoint_writer::segments_max;
 use super::chunk_pool::ChunkPool;
 use super::hash_prefix::{HashPrefix, initial_store_of};
 use super::log_layout::LogLayout;
+use super::log_place::LogKind;
 use super::running_compactions::RunningCompactions;
 use super::settings::{LogSettings, checkpoint_interval_bytes};
 use super::space_pass::SpacePasses;
@@ -145,6 +146,11 @@ impl LogVolume {
     /// The first block of a unit.
     pub(super) fn lba(&self, unit: u64) -> Lba {
         Lba(unit * self.unit_blocks)
+    }
+
+    /// Which of the logs has a block now; `None` if none does.
+    pub fn log_of_block(&self, block: Lba) -> Option<LogKind> {
+        self.pool.owner_of(block.0 / self.unit_blocks).map(|(owner, _)| owner.kind)
     }
 
     /// The position of a key on the ring.

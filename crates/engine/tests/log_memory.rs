@@ -1,0 +1,195 @@
+//! The memory of the log engine for each object (LEED §3.2.1: SegTbl), on a device that drops what is written to value logs.
+//!
+//! `OCTOKV_LOG_OBJECTS` is the number of objects: 2 million if it is not set. `make log-memory` has 100 million, which takes about 11 GB.
+
+#![allow(clippy::disallowed_methods, reason = "the test prints how long it takes")]
+
+use crate::held_since;
+use octokv_base::{Buffer, BufferPool, Key, Lba, Prng};
+use octokv_device::{Device, DeviceFuture, Geometry, IoResult};
+use octokv_engine::log::handle::LogEngine;
+use octokv_engine::log::log_place::LogKind;
+use octokv_engine::log::open::open;
+use octokv_engine::log::volume::LogVolume;
+use octokv_engine::{
+    Durability, Engine, EngineKind, FormatConfig, OpenConfig, PutMode, PutOutcome, Volume, WallClock,
+};
+use octokv_runtime::block_on;
+use octokv_sys::counting_allocator::thread_held_bytes;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+const VALUE_BYTES: usize = 256;
+const BLOCK_BYTES: usize = 512;
+/// The device has so many bytes for each object: 331 live ones, and room for the garbage of the key log.
+const DEVICE_BYTES_PER_OBJECT: u64 = 400;
+const PAGE_BYTES: usize = 256 << 10;
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    block_on(future, || ())
+}
+
+/// Memory in pages that exist once something is written to them. What is written to value logs is dropped.
+struct DroppingMemory {
+    blocks: u64,
+    pages: RefCell<Vec<Option<Box<[u8]>>>>,
+    /// The bytes of all pages.
+    page_bytes: Cell<usize>,
+    volume: RefCell<Weak<LogVolume>>,
+}
+
+impl DroppingMemory {
+    fn new(bytes: u64) -> DroppingMemory {
+        let pages = (bytes as usize).div_ceil(PAGE_BYTES);
+        DroppingMemory {
+            blocks: bytes / BLOCK_BYTES as u64,
+            pages: RefCell::new((0..pages).map(|_| None).collect()),
+            page_bytes: Cell::new(0),
+            volume: RefCell::default(),
+        }
+    }
+
+    /// Calls `f` with each piece of a range that lies in one page: the page, the place in it, that in the range, and the bytes.
+    fn pieces(at: Lba, bytes: usize, mut f: impl FnMut(usize, usize, usize, usize)) {
+        let (start, mut done) = (at.0 as usize * BLOCK_BYTES, 0);
+        while done < bytes {
+            let within = (start + done) % PAGE_BYTES;
+            let count = (PAGE_BYTES - within).min(bytes - done);
+            f((start + done) / PAGE_BYTES, within, done, count);
+            done += count;
+        }
+    }
+
+    fn is_of_values(&self, at: Lba) -> bool {
+        let volume = self.volume.borrow().upgrade();
+        volume.is_some_and(|volume| volume.log_of_block(at) == Some(LogKind::Values))
+    }
+}
+
+impl Device for DroppingMemory {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_bytes: BLOCK_BYTES as u32, blocks: self.blocks, volatile: false }
+    }
+    fn name(&self) -> &str {
+        "memory that drops values"
+    }
+    fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
+        let pages = self.pages.borrow();
+        DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| match &pages[page] {
+            Some(page) => buffer[from..from + count].copy_from_slice(&page[within..within + count]),
+            None => buffer[from..from + count].fill(0),
+        });
+        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if !self.is_of_values(at) {
+            let mut pages = self.pages.borrow_mut();
+            DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| {
+                let page = pages[page].get_or_insert_with(|| {
+                    self.page_bytes.set(self.page_bytes.get() + PAGE_BYTES);
+                    vec![0; PAGE_BYTES].into_boxed_slice()
+                });
+                page[within..within + count].copy_from_slice(&buffer[from..from + count]);
+            });
+        }
+        DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
+    }
+    fn flush(&self) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
+    }
+    fn trim(&self, _at: Lba, _blocks: u64) -> DeviceFuture {
+        DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) })
+    }
+}
+
+/// 16 bytes, all different.
+fn key_of(number: u64) -> Key {
+    Key::new(format!("{:016x}", octokv_base::prng::mix64(number)).as_bytes()).expect("within the limit")
+}
+
+fn open_config() -> OpenConfig {
+    OpenConfig {
+        durability: Durability::PowerSafe,
+        cores: 1,
+        cache_bytes: 0,
+        prepare_bytes: 0,
+        compact_bytes_per_second: u64::MAX,
+        tree: OpenConfig::TREE,
+        clock: WallClock::default(),
+    }
+}
+
+#[test]
+fn an_object_takes_less_than_half_a_byte_of_memory() {
+    let objects =
+        std::env::var("OCTOKV_LOG_OBJECTS").map_or(2_000_000, |count| count.parse().expect("a number"));
+    let format = FormatConfig {
+        engine: EngineKind::Log,
+        seed: 1,
+        unit_bytes: Some(BLOCK_BYTES as u32),
+        value_bytes_max: 64 << 10,
+        // As a device of 32 million objects and more has 32; with fewer objects their tables would not grow.
+        partitions: (objects / 1_000_000).clamp(1, 32) as u16,
+        ..FormatConfig::default()
+    };
+    let memory = Rc::new(DroppingMemory::new(objects * DEVICE_BYTES_PER_OBJECT + (48 << 20)));
+    let device: Rc<dyn Device> = Rc::clone(&memory) as Rc<dyn Device>;
+    let pool = BufferPool::new(64 << 20);
+    run(<Arc<LogVolume>>::format(&[Rc::clone(&device)], &format)).expect("formats");
+    let before = thread_held_bytes() - memory.page_bytes.get() as i64;
+    let volume = run(open(&device, &pool, open_config(), &format)).expect("opens");
+    memory.volume.replace(Arc::downgrade(&volume));
+    let engine = LogEngine::new(volume, Rc::clone(&device), pool.clone());
+    // Without the device's pages.
+    let engine_bytes = || held_since(before) - memory.page_bytes.get();
+
+    let segment_table_bytes = || engine.statistics().log.expect("it has logs").segment_table_bytes as usize;
+    let (mut first, mut first_tables, begun) = (0, 0, Instant::now());
+    for number in 0..objects {
+        let key = key_of(number);
+        let layout = engine.record_layout();
+        let record = Buffer::zeroed(layout.value_offset(key.len()) + VALUE_BYTES);
+        assert_eq!(run(engine.put(&key, PutMode::Upsert, record, VALUE_BYTES)), Ok(PutOutcome::Stored));
+        if number % 32 == 0 {
+            while run(engine.split_once()).expect("no fault") {}
+        }
+        if (number + 1) % (objects / 20).max(1) == 0 {
+            run(engine.checkpoint()).expect("no fault");
+        }
+        if number + 1 == objects / 10 {
+            (first, first_tables) = (engine_bytes(), segment_table_bytes());
+        }
+    }
+    let (all, log) = (engine_bytes(), engine.statistics().log.expect("it has logs"));
+    let slope = (all - first) as f64 / (objects - objects / 10) as f64;
+    println!(
+        "{objects} objects of {VALUE_BYTES} B in {:.0} s: {slope:.3} B of memory for each more; {first} B with a tenth of them, {all} B with all, of which {} B \
+         for segments and {} B for chunks; {} live bytes of the key logs for each",
+        begun.elapsed().as_secs_f64(),
+        log.segment_table_bytes,
+        log.chunk_table_bytes,
+        log.keys.live_bytes / objects,
+    );
+    assert!(slope < 0.5, "{slope} B for each object");
+    let more_tables = segment_table_bytes() - first_tables;
+    assert!(more_tables > 0 && all - first >= more_tables, "{more_tables} B of tables are counted");
+
+    // Opened behind a crash: nothing but checkpoint and key log is read, since markers state that all is durable.
+    run(engine.mark_durable()).expect("no fault");
+    drop(engine);
+    memory.volume.replace(Weak::new());
+    let begun = Instant::now();
+    let volume = run(open(&device, &pool, open_config(), &format)).expect("opens");
+    println!("opened behind a crash in {:.2} s", begun.elapsed().as_secs_f64());
+    memory.volume.replace(Arc::downgrade(&volume));
+    let engine = LogEngine::new(volume, Rc::clone(&device), pool);
+    assert_eq!(engine.statistics().keys, objects);
+    let mut random = Prng::new(9);
+    for _ in 0..1_000 {
+        let key = key_of(random.below(objects));
+        assert_eq!(run(engine.exist(&key)), Ok(Some(VALUE_BYTES)));
+        assert_eq!(run(engine.exist(&key_of(objects + random.below(objects)))), Ok(None));
+    }
+}
