@@ -19,16 +19,19 @@ use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::pinned_chunks::is_passing_error;
-use super::segment_buckets::{ImageHead, ImagePlace, ImageRole, UncheckedBuckets};
+use super::segment_buckets::{ImageHead, ImagePlace, ImageRole, UncheckedBuckets, image_units};
 use super::segment_image::SegmentImage;
 use super::segment_ref::SegmentRef;
 use super::store::{Store, StoreState};
 use crate::EngineError;
 use crate::common::media_errors::is_media_error;
+use crate::common::work_slice::WorkSlice;
 use std::sync::atomic::Ordering;
 
 /// The bytes of one read of a chunk. More than the longest image of 63 units of 4 KiB.
 pub(super) const CHUNK_READ_BYTES: u32 = 1 << 20;
+/// The images of about so many bytes are handled before others have their turn.
+const MARK_BYTES: u32 = 64 << 10;
 /// What cannot be read intact in so many attempts is damaged.
 pub(super) const DAMAGE_READS: u32 = 3;
 
@@ -117,7 +120,7 @@ impl LogCore {
         chunk: ChunkNumber,
     ) -> Result<(), EngineError> {
         let layout = self.volume.layout();
-        let (mut unit, mut busy) = (0, Vec::new());
+        let (mut unit, mut busy, mut slice) = (0, Vec::new(), WorkSlice::default());
         while unit < layout.chunk_units {
             let units = (layout.chunk_units - unit).min(CHUNK_READ_BYTES / layout.unit_bytes);
             let read = self.read_units(layout.unit_of(chunk, unit), units, store.id).await;
@@ -130,7 +133,18 @@ impl LogCore {
                 }
                 Err(error) => return Err(error),
             };
-            let (passed, last) = self.mark_images(store, (index, chunk, unit), &bytes, &mut busy);
+            let (mut passed, mut last) = (0, None);
+            while passed < units {
+                let rest = &bytes[(passed * layout.unit_bytes) as usize..];
+                let (marked, ticket) =
+                    self.mark_images(store, (index, chunk, unit + passed), rest, &mut busy);
+                last = ticket.or(last);
+                passed += marked;
+                slice.count_bytes(u64::from(marked * layout.unit_bytes)).await;
+                if marked == 0 {
+                    break;
+                }
+            }
             drop(bytes);
             if let Some(ticket) = last {
                 self.commit(store, BatchWait::Change(ticket)).await?;
@@ -144,7 +158,8 @@ impl LogCore {
     }
 
     /// Makes the segments dirty whose images lie in units of a chunk from one on, and adds those that others have to `busy`. Gives the units
-    /// that were passed, at least one, and the last change: an image that does not end in the bytes is left to the next read.
+    /// that were passed, those of some [`MARK_BYTES`], and the last change. An image that does not end in the bytes is left to the next read:
+    /// none is passed if that is the first.
     fn mark_images(
         &self,
         store: &Store,
@@ -156,14 +171,15 @@ impl LogCore {
         let units = (bytes.len() / layout.unit_bytes as usize) as u32;
         let is_last = first + units == layout.chunk_units;
         let (mut at, mut last) = (0, None);
-        while at < units {
+        let most = units.min(MARK_BYTES / layout.unit_bytes);
+        while at < most {
             let place = self.image_place(store, index, first + at);
             let buckets = UncheckedBuckets { bytes: &bytes[(at * layout.unit_bytes) as usize..], place };
             let Some(head) = buckets.head() else {
                 at += 1;
                 continue;
             };
-            if at > 0 && at + u32::from(head.chain) > units && !is_last {
+            if at + u32::from(head.chain) > units && !is_last {
                 break;
             }
             if head.state.role != ImageRole::Marker {
@@ -214,8 +230,12 @@ impl LogCore {
 
     /// Makes a segment dirty that the caller holds.
     fn mark_moved(&self, state: &mut StoreState, segment: SegmentNumber) -> ChangeTicket {
-        self.volume.counters.moved_images.fetch_add(1, Ordering::Relaxed);
         self.drop_stale_entries(state, segment);
+        let entry_bytes = state.busy.image(segment).entry_bytes();
+        let units = image_units(entry_bytes, self.volume.layout().unit_bytes).unwrap_or(0);
+        let counters = &self.volume.counters;
+        counters.moved_images.fetch_add(1, Ordering::Relaxed);
+        counters.compaction_image_units.fetch_add(units.into(), Ordering::Relaxed);
         state.busy.mark_dirty(segment, None, ChangeSource::Compaction, &mut state.batches)
     }
 

@@ -23,7 +23,6 @@
 //! - [`log_layout`]: the regions of a volume, and what lies where in its chunks.
 //! - [`log_place`]: places in a log, and the seeds of checksums there.
 //! - [`recovery`]: opens a volume after any crash; [`replay`]: one store of it.
-//! - [`pacing`]: how fast compaction and users write.
 //! - [`segment_buckets`]: a segment image on the device; [`segment_image`]: its entries in memory; [`segment_entry`]: one of them.
 //! - [`segment_ref`]: an entry of a segment table.
 //! - [`segment_table`]: the segment table.
@@ -57,7 +56,6 @@ pub mod log_place;
 pub mod log_window;
 mod maintenance;
 pub mod open;
-pub mod pacing;
 mod pinned_chunks;
 mod pinned_compaction;
 mod reads;
@@ -112,8 +110,6 @@ mod chunk_pool_tests;
 mod compaction_tests;
 #[cfg(test)]
 mod format_tests;
-#[cfg(test)]
-mod pacing_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]

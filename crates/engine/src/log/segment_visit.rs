@@ -173,9 +173,11 @@ impl LogCore {
         let entry_bytes = held.with(|state, segment| state.busy.image(segment).entry_bytes());
         // Places may become longer.
         let chain = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
-        let units = chain.saturating_add(1).min(layout.chain_max()).into();
+        let units = u32::from(chain.saturating_add(1).min(layout.chain_max()));
         let space = CompactionSpace::Image { store: store.id, units };
-        self.volume.passes.begin_compaction(&self.volume.pool, space)
+        let pass = self.volume.passes.begin_compaction(&self.volume.pool, space)?;
+        self.volume.counters.compaction_image_units.fetch_add(units.into(), Ordering::Relaxed);
+        Some(pass)
     }
 
     /// Entries of a segment with records in the window: all, or as many as are moved at once.

@@ -37,13 +37,15 @@ pub struct LogSettings {
     pub window_divisor: u32,
     /// Segments that one compaction handles at the same time (the sub-compactions of LEED), at least 1.
     pub sub_compactions: usize,
+    /// Compactions of different logs that a core's maintenance runs at the same time (the co-scheduling of LEED), at least 1.
+    pub compactions: usize,
     /// The time between two rounds of maintenance: with [`Durability::Completed`], the longest until a published batch is flushed; in both
     /// settings, that without writes after which a marker states that the last images of a store are durable.
     pub round_interval: Nanos,
     /// The time until free space is looked at again while it is short.
     pub pressure_interval: Nanos,
-    /// 0 for no compaction beside what waiting writes need. Any other number is as [`u64::MAX`], no limit, until a throttle follows
-    /// [`super::pacing`].
+    /// What compaction writes at most in a second, in bytes, while no write waits for space; 0 for none beside what waiting writes need,
+    /// [`u64::MAX`] for no limit.
     pub compaction_max_per_second: u64,
 }
 
@@ -57,6 +59,7 @@ impl LogSettings {
             rewrites_tail: true,
             window_divisor: 8,
             sub_compactions: 8,
+            compactions: 1,
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,

@@ -173,17 +173,6 @@ impl SpaceLimits {
         let wasted = full.max(0) / i64::from(CHUNK_END_DIVISOR);
         full - wasted - live
     }
-
-    /// The compactions of a core that run at once: more when free space is short.
-    pub fn compactions_max(&self, free: u32) -> usize {
-        if free < (self.start + self.pass) / 2 { 4 } else { 2 }
-    }
-
-    /// How short free space is: 0 at F_start, 1 at F_pass and below.
-    pub fn pressure(&self, free: u32) -> f64 {
-        let missing = f64::from(self.start.saturating_sub(free));
-        (missing / f64::from(self.start - self.pass)).min(1.0)
-    }
 }
 
 #[cfg(test)]
@@ -335,21 +324,6 @@ mod tests {
         }
         // What one moved record needs beside itself.
         assert_eq!(SpaceLimits::image_chunks_max(50, 0, 100), u64::from(MOVED_IMAGE_CHUNKS));
-    }
-
-    #[test]
-    fn pressure_rises_from_start_to_pass() {
-        let limits = SpaceLimits::new(6_400, 4, 1);
-        assert_eq!((limits.start, limits.pass), (100, 50));
-        for (free, pressure, compactions) in
-            [(6_400, 0.0, 2), (100, 0.0, 2), (75, 0.5, 2), (74, 0.52, 4), (50, 1.0, 4), (0, 1.0, 4)]
-        {
-            assert_eq!(
-                (limits.pressure(free), limits.compactions_max(free)),
-                (pressure, compactions),
-                "{free} free"
-            );
-        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::space_limits::SpaceLimits;
 use super::space_pass::{SpaceFull, SpaceNeed, SpacePass, WaiterTurn};
 use crate::EngineError;
 use crate::common::background_task::ErrorReports;
+use futures_util::future::join_all;
 use octokv_base::Nanos;
 use octokv_runtime::{ReactorHandle, yield_now};
 use std::future::{Future, poll_fn};
@@ -78,23 +79,29 @@ impl LogCore {
 
     /// Compacts whenever the free chunks that work in progress cannot take are fewer than [`SpaceLimits::start`], or a waiting write needs more
     /// free chunks, until the volume is closed or read-only.
-    ///
-    /// # Errors
-    /// As for [`LogCore::compact_round`].
     pub(super) async fn run_compactions(&self, handle: &ReactorHandle, report: impl Fn(EngineError)) {
         let volume = &self.volume;
         if volume.settings.compaction_max_per_second == 0 {
             return;
         }
         let _task = volume.passes.begin_task(&volume.pool);
+        // Each compacts a log that none of the others does.
+        join_all((0..volume.settings.compactions.max(1)).map(|_| self.compact_while_open(handle, &report)))
+            .await;
+    }
+
+    /// One compaction after another, as far as they are needed.
+    async fn compact_while_open(&self, handle: &ReactorHandle, report: &impl Fn(EngineError)) {
+        let volume = &self.volume;
         let (mut attempts, mut failures) = (PinnedAttempts::new(handle.now()), 0);
-        let (mut reports, mut pinned_reports) = (ErrorReports::new(&report), ErrorReports::new(&report));
+        let (mut reports, mut pinned_reports) = (ErrorReports::new(report), ErrorReports::new(report));
         while !volume.is_read_only() && !volume.is_closing.load(Ordering::Acquire) {
             match self.attempt_pinned(&mut attempts, handle.now()).await {
                 Some(Ok(())) => pinned_reports.succeeded(),
                 Some(Err(error)) => pinned_reports.failed(error),
                 None => {}
             }
+            let compacted_before = volume.compacted_bytes();
             let compacted = self.compact_for_waiters().await;
             failures = if compacted.is_ok() { 0 } else { failures + 1 };
             // A device that fails for a short time holds writes up, and fails none.
@@ -103,7 +110,12 @@ impl LogCore {
             let pause = match compacted {
                 Ok(has_helped) => {
                     reports.succeeded();
-                    if has_helped { Nanos(0) } else { self.compaction_pause(volume.pool.limits()) }
+                    if has_helped {
+                        self.keep_limit(handle, volume.compacted_bytes() - compacted_before).await;
+                        Nanos(0)
+                    } else {
+                        self.compaction_pause(volume.pool.limits())
+                    }
                 }
                 Err(EngineError::ReadOnly) => return,
                 Err(error) => {
@@ -115,6 +127,21 @@ impl LogCore {
                 Nanos(0) => yield_now().await,
                 pause => handle.sleep(pause).await,
             }
+        }
+    }
+
+    /// Waits behind a round in which compaction has written so many bytes, so that it keeps to its limit, until a write waits for space.
+    async fn keep_limit(&self, handle: &ReactorHandle, bytes: u64) {
+        let volume = &self.volume;
+        let per_second = volume.settings.compaction_max_per_second;
+        if per_second == u64::MAX {
+            return;
+        }
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(per_second);
+        let until = handle.now() + Nanos(u64::try_from(nanos).unwrap_or(u64::MAX >> 1));
+        let is_open = || !volume.is_read_only() && !volume.is_closing.load(Ordering::Acquire);
+        while handle.now() < until && is_open() && volume.passes.wanted_chunks(&volume.pool) == 0 {
+            handle.sleep_until(until.min(handle.now() + volume.settings.round_interval)).await;
         }
     }
 

@@ -34,6 +34,7 @@ use super::segment_visit::{VisitEnd, VisitTarget};
 use super::store::{Store, StoreState, granules_of};
 use super::value_record::ValueRecordPlace;
 use crate::EngineError;
+use crate::common::work_slice::WorkSlice;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
@@ -41,6 +42,8 @@ use std::collections::VecDeque;
 /// The end of a chunk that is read first: most directories are as long, or shorter.
 const DIRECTORY_READ_BYTES: u32 = 16 << 10;
 
+/// A visit takes the core about as long as so many bytes that are copied.
+const VISIT_BYTES: u64 = 16 << 10;
 /// The units of a short image, with one for longer places.
 const SHORT_IMAGE_UNITS: u32 = 2;
 
@@ -228,7 +231,7 @@ impl LogCore {
     ) -> Result<VisitsEnd, EngineError> {
         let (mut running, mut visiting) = (FuturesUnordered::new(), FxHashSet::default());
         let (mut failure, mut has_moved, mut has_left, mut is_paused) = (None, false, false, false);
-        let mut images = Vec::new();
+        let (mut images, mut slice) = (Vec::new(), WorkSlice::default());
         loop {
             // What the device fails to read keeps nothing else from being moved.
             while failure.as_ref().is_none_or(is_passing_error)
@@ -247,6 +250,7 @@ impl LogCore {
             let Some((segment, (visit, image))) = running.next().await else { break };
             visiting.remove(&segment);
             images.extend(image);
+            slice.count_bytes(VISIT_BYTES).await;
             match visit {
                 Ok(VisitEnd { moved, is_complete, is_short }) => {
                     has_moved |= moved > 0;

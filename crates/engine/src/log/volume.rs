@@ -16,7 +16,6 @@ use crate::common::abandoned::AbandonedCount;
 use crate::common::flush_queue::FlushQueue;
 use crate::common::key_locks::KeyLocks;
 use crate::common::record;
-use crate::common::write_throttle::WriteThrottle;
 use crate::sync::Mutex;
 use crate::{OpenConfig, VolumeInfo, WallClock};
 use octokv_base::{Key, Lba, RingPosition, Version};
@@ -42,6 +41,8 @@ pub(super) struct LogCounters {
     pub compaction_rounds: AtomicU64,
     /// Images of which key compaction made new ones.
     pub moved_images: AtomicU64,
+    /// The units of the images that compaction appends, of those of value compaction at most.
+    pub compaction_image_units: AtomicU64,
     /// Segments that value compaction visited.
     pub visits: AtomicU64,
     /// Values that it moved.
@@ -65,7 +66,6 @@ pub struct LogVolume {
     pub(super) stores: Vec<Store>,
     pub(super) flushes: FlushQueue,
     pub(super) passes: SpacePasses,
-    pub(super) throttle: WriteThrottle,
     pub(super) compactions: RunningCompactions,
     /// Of checkpoints and of changes of the superblock.
     pub(super) maintenance_locks: KeyLocks,
@@ -116,7 +116,6 @@ impl LogVolume {
             stores,
             flushes: FlushQueue::new(),
             passes,
-            throttle: WriteThrottle::default(),
             compactions: RunningCompactions::default(),
             maintenance_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
@@ -243,6 +242,13 @@ impl LogVolume {
     /// Whether a checkpoint has room for one more segment.
     pub(super) fn may_split(&self) -> bool {
         self.segments.load(Ordering::Relaxed) < self.segments_max
+    }
+
+    /// What compaction has written to both logs since the opening, in bytes.
+    pub(super) fn compacted_bytes(&self) -> u64 {
+        let image_units = self.counters.compaction_image_units.load(Ordering::Relaxed);
+        let image_bytes = image_units * u64::from(self.layout().unit_bytes);
+        image_bytes + self.counters.moved_bytes.load(Ordering::Relaxed)
     }
 
     /// The units of images that were appended since the opening.

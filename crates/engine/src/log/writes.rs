@@ -112,9 +112,6 @@ impl LogCore {
         if volume.is_read_only() {
             return Err(EngineError::ReadOnly);
         }
-        if volume.throttle.is_limited() {
-            volume.throttle.enter((key.len() + value.bytes) as u64).await;
-        }
         let (store, prefix) = volume.place_of_key(key);
         let need = self.put_need(&put);
         let Ok(pass) = self.take_pass(need).await? else { return Ok(PutOutcome::Full) };
