@@ -6,7 +6,7 @@
 //!
 //! # Layout
 //! - this file: [`run_sweep`]: a range of seeds.
-//! - [`scenario`]: the plan of one simulation, as data.
+//! - [`scenario`]: the plan of one simulation, as data. [`scenario_draw`]: draws it from a seed.
 //! - `runner`: the life of a simulation, which all kinds share. [`kv_runner`]: a simulation with key-value clients.
 //! - [`sim_node`]: a node on a simulated host. [`node_under_test`]: one with the engine on a disk.
 //! - [`clients`]: its clients. [`kv_workload`]: their commands. [`progress`]: its counters.
@@ -44,6 +44,7 @@ pub mod remote;
 mod runner;
 pub mod scans;
 pub mod scenario;
+pub mod scenario_draw;
 pub mod scheduling_scenario;
 pub mod sim_device;
 pub mod sim_node;

@@ -1,12 +1,11 @@
 //! The plan of one simulation with block namespaces, drawn from one seed.
 //!
-//! Node, hosts, links and phases are those of [`crate::scenario`]; this file adds the disks, the block commands and
+//! Node, hosts, links and phases are those of [`crate::scenario_draw`]; this file adds the disks, the block commands and
 //! the operator.
 
 use crate::draw::{between, pick};
-use crate::scenario::{
-    ClientHostPlan, NodePlan, Phase, Scenario, draw_host, draw_link, draw_node, draw_phase,
-};
+use crate::scenario::{ClientHostPlan, NodePlan, Phase, Scenario};
+use crate::scenario_draw::{draw_host, draw_link, draw_node, draw_phase};
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_runtime::simulated::{CrashModel, SimDiskConfig, SimLinkConfig};

@@ -2,9 +2,10 @@
 
 use crate::blocks::scenario::{BlockLoad, BlockScenarioPlan, DiskPlan};
 use crate::draw::{between, pick};
-use crate::scenario::{
-    ClientHostPlan, KvLoad, NodePlan, Phase, Scenario, draw_cache_bytes, draw_compact_bytes_per_second,
-    draw_format_version, draw_host, draw_link, draw_load, draw_node, draw_phase,
+use crate::scenario::{ClientHostPlan, KvLoad, NodePlan, Phase, Scenario};
+use crate::scenario_draw::{
+    draw_cache_bytes, draw_compact_bytes_per_second, draw_format_version, draw_host, draw_link, draw_load,
+    draw_node, draw_phase,
 };
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
