@@ -7,8 +7,11 @@
 //! In: the bytes of a chunk that was open when its volume was. Out: its records and the gaps between them, from the front to the end.
 //! A gap is granules at which no record begins: padding, a damaged header, or the rest of a record that began in the chunk before.
 //!
-//! Invariants: steps follow one another, each of at least one granule, and cover the bytes; a record's header is intact, its value is
-//! not looked at. What a value contains is no record, since a header's checksum depends on the volume's secret number and the place.
+//! A crash may leave the header of a record that no image names in the last unit in front of the next opening's records, which then lie
+//! where its value was to be. So a value is passed over only if it is intact, and lies in the chunk: within any other one, records and gaps are looked for as well.
+//!
+//! Invariants: steps follow one another, each of at least one granule, and cover the bytes; a record's header is intact. What a value
+//! contains is no record, since a header's checksum depends on the volume's secret number and the place.
 //! Tested below.
 
 use super::value_record::{UncheckedValueRecord, VALUE_RECORD_MAGIC, ValueRecordHead, ValueRecordPlace};
@@ -16,7 +19,7 @@ use super::value_record::{UncheckedValueRecord, VALUE_RECORD_MAGIC, ValueRecordH
 /// A step of the walk: so many granules from one on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkStep<'a> {
-    /// A record.
+    /// A record, or the first granule of one whose value is not intact.
     Record {
         /// The granule of the chunk at which it begins.
         granule: u32,
@@ -79,8 +82,10 @@ impl<'a> Iterator for RecordWalk<'a> {
         }
         let granule = self.first.granule.wrapping_add(start);
         if let Some(head) = self.record_at(start) {
-            // A record in extents goes on in the next chunk.
-            self.granule = start.saturating_add(head.granules(self.granule_log2)).min(end);
+            let value = self.bytes_from(start).get(head.head_bytes()..).unwrap_or_default();
+            let value = value.get(..head.value_bytes as usize);
+            let is_whole = value.is_some_and(|value| head.is_value_intact(value));
+            self.granule = if is_whole { start + head.granules(self.granule_log2) } else { start + 1 };
             return Some(WalkStep::Record { granule, head });
         }
         let next = (start + 1..end).find(|&granule| self.record_at(granule).is_some()).unwrap_or(end);
@@ -119,7 +124,11 @@ mod tests {
         let steps = RecordWalk::new(bytes, FIRST, 3).map(|step| match step {
             WalkStep::Record { granule, head } => {
                 assert_eq!(granule, at);
-                at += head.granules(3);
+                // The next step begins behind it.
+                let is_whole = bytes[((at - FIRST.granule) as usize) << 3..]
+                    .get(head.head_bytes()..head.head_bytes() + head.value_bytes as usize)
+                    .is_some_and(|value| head.is_value_intact(value));
+                at += if is_whole { head.granules(3) } else { 1 };
                 Ok(head.key.to_vec())
             }
             WalkStep::Gap { granule, granules, is_zero } => {
@@ -179,10 +188,26 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_goes_on_in_the_next_chunk_ends_the_walk() {
+    fn a_record_that_goes_on_in_the_next_chunk_may_hide_others() {
         let mut bytes = Vec::new();
         push_record(&mut bytes, b"k", &[1; 100]);
-        let steps: Vec<_> = RecordWalk::new(&bytes[..64], FIRST, 3).collect();
-        assert!(matches!(steps[..], [WalkStep::Record { granule: 100, .. }]), "{steps:?}");
+        assert_eq!(walked(&bytes[..64]), [Ok(b"k".to_vec()), Err((7, false))]);
+    }
+
+    #[test]
+    fn records_that_were_written_over_the_value_of_another_one_are_found() {
+        let mut bytes = Vec::new();
+        push_record(&mut bytes, b"a", &[1; 20]);
+        push_record(&mut bytes, b"cut", &[2; 200]);
+        let end = bytes.len();
+        // The header of the second record stays in the unit in which the log ended.
+        bytes.truncate(64);
+        push_record(&mut bytes, b"b", &[3; 20]);
+        push_record(&mut bytes, b"c", &[4; 20]);
+        bytes.resize(end, 0);
+        let padding = (end as u32 - 144) / 8;
+        let found = ["a", "cut"].map(|key| Ok(key.as_bytes().to_vec()));
+        let behind = [Err((2, false)), Ok(b"b".to_vec()), Ok(b"c".to_vec()), Err((padding, true))];
+        assert_eq!(walked(&bytes), [&found[..], &behind].concat());
     }
 }
