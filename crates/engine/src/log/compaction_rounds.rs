@@ -231,7 +231,8 @@ impl LogCore {
         let layout = self.volume.layout();
         let unit_bytes = u64::from(layout.unit_bytes);
         let chunks = state.keys.sealed().map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 });
-        let keys = self.contents_of(chunks, |live| u64::from(live.amount) * unit_bytes);
+        // The images of a key log are counted.
+        let keys = self.contents_of(chunks, 0, |live| u64::from(live.amount) * unit_bytes);
         // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
         let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
@@ -243,7 +244,9 @@ impl LogCore {
                 let granules = vacated.next_if(|&(&of, _)| of == index).map_or(0, |(_, &granules)| granules);
                 Some(SealedChunk { chunk, vacated_bytes: u64::from(granules) << layout.granule_log2 })
             });
-        let values = self.contents_of(chunks, |live| self.value_bytes_of(live));
+        let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
+        let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
+        let values = self.contents_of(chunks, live_granules, |live| self.value_bytes_of(live));
         let image_bytes = (keys.amount * unit_bytes).checked_div(keys.records).unwrap_or(unit_bytes);
         let candidate = |log, contents: LogContents, live_bytes| CompactionCandidate {
             store: store.id,
@@ -286,11 +289,13 @@ impl LogCore {
         records_bytes + u64::from(live.records) * DIRECTORY_ID_BYTES as u64 + DIRECTORY_TRAILER_BYTES as u64
     }
 
-    /// What lives in sealed chunks. Those that are not counted count as the others on average. The ends of chunks, of which a part in
-    /// [`CHUNK_END_DIVISOR`] is allowed for, are no garbage, nor is what compaction has moved out of a chunk.
+    /// What lives in sealed chunks, in which so many units or granules are live. Each of those that are not counted has its share of what is
+    /// not in the others: were it the mean of these, which are few and full of new records after a recovery, all garbage would be hidden. The
+    /// ends of chunks, of which a part in [`CHUNK_END_DIVISOR`] is allowed for, are no garbage, nor is what compaction has moved out of a chunk.
     fn contents_of(
         &self,
         chunks: impl Iterator<Item = SealedChunk>,
+        live_amount: u64,
         bytes_of: impl Fn(LiveContents) -> u64,
     ) -> LogContents {
         let layout = self.volume.layout();
@@ -315,11 +320,11 @@ impl LogCore {
                 None => uncounted.push(sealed),
             }
         }
-        // Means of numbers of 32 bits; without any count one record, and half of a chunk.
-        let mean = |sum: u64, without: u32| sum.checked_div(counted).map_or(without, |mean| mean as u32);
+        let amount = live_amount.saturating_sub(contents.amount) / uncounted.len().max(1) as u64;
         let mean = LiveContents {
-            records: mean(contents.records, 1),
-            amount: mean(contents.amount, layout.chunk_granules() / 2),
+            // A mean of numbers of 32 bits; one without any count.
+            records: contents.records.checked_div(counted).map_or(1, |mean| mean as u32).max(1),
+            amount: amount.min(layout.chunk_granules().into()) as u32,
         };
         for sealed in &uncounted {
             contents.records += u64::from(mean.records);
