@@ -332,9 +332,11 @@ impl TailPieces {
         if front.bytes.len() <= unit_bytes {
             self.pending.pop_front();
         } else {
-            let rest = front.bytes.len() - unit_bytes;
-            front.bytes.copy_within(unit_bytes.., 0);
-            front.bytes.set_len(rest);
+            // The writers of what is left may all have failed, and then nothing is written before the next record comes, if one does: that
+            // is no memory of the pool.
+            let mut rest = Buffer::zeroed(front.bytes.len() - unit_bytes);
+            rest.copy_from_slice(&front.bytes[unit_bytes..]);
+            front.bytes = rest;
             front.start += self.unit_bytes;
             let granule = &mut front.unwritten_from.granule;
             *granule = granule.next_multiple_of(unit_granules);
