@@ -19,6 +19,7 @@ use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Opens the volume on a device for `config.cores` cores. A volatile device is formatted with `format` first.
 ///
@@ -79,10 +80,14 @@ pub(super) fn volume_of(
     let layout = &superblock.layout;
     let used_of = |store| used_bytes_of(store, layout.unit_bytes, layout.granule_log2);
     let used_bytes = recovered.stores.iter().map(used_of).sum();
+    let replayed_images = recovered.stores.iter().map(|store| store.images).sum();
     let last_incarnation = recovered.superblock.incarnation;
     let of_recovered = |store| store_of(store, &superblock, last_incarnation, &settings);
     let stores = recovered.stores.into_iter().map(of_recovered).collect();
-    LogVolume::new(superblock, recovered.pool, stores, used_bytes, block_bytes, config, settings)
+    let volume =
+        LogVolume::new(superblock, recovered.pool, stores, used_bytes, block_bytes, config, settings);
+    volume.counters.replayed_images.store(replayed_images, Ordering::Relaxed);
+    volume
 }
 
 /// The live bytes of a store: images, records and their ids.

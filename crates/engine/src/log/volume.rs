@@ -51,6 +51,8 @@ pub(super) struct LogCounters {
     pub moved_bytes: AtomicU64,
     /// Values whose records it found damaged.
     pub lost_values: AtomicU64,
+    /// Images behind the last checkpoint that the opening replayed.
+    pub replayed_images: AtomicU64,
 }
 
 /// An open volume.
@@ -136,6 +138,11 @@ impl LogVolume {
     /// The superblock as it was at the opening.
     pub(super) fn fixed(&self) -> &LogSuperblock {
         &self.fixed
+    }
+
+    /// The images behind the last checkpoint that the opening replayed.
+    pub fn replayed_images(&self) -> u64 {
+        self.counters.replayed_images.load(Ordering::Relaxed)
     }
 
     pub(super) fn layout(&self) -> &LogLayout {
