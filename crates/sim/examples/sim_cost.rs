@@ -13,6 +13,7 @@ use octokv_node::SimulatedCosts;
 use octokv_runtime::simulated::{HostFailure, SimDiskConfig, SimEnv, SimEnvConfig};
 use octokv_sched::{MigrateTenants, Policy};
 use octokv_sim::clients::{ClientHost, Clients};
+use octokv_sim::engine_plan::EnginePlan;
 use octokv_sim::faulty_disk::DiskFaults;
 use octokv_sim::history::History;
 use octokv_sim::kv_workload::KvWorkload;
@@ -31,7 +32,7 @@ const CLIENT_HOSTS: usize = 2;
 
 const NODE: NodePlan = NodePlan {
     cores: 2,
-    tree: None,
+    engine: EnginePlan::Hash,
     unit_bytes: 4096,
     hash: HashKind::Xxh3,
     format_version: 1,

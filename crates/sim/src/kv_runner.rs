@@ -8,6 +8,8 @@
 //! Corruption is accepted only at bits that the plan flipped.
 
 use crate::draw::between;
+use crate::engine_plan::EnginePlan;
+use crate::engine_worker::EngineWorker;
 use crate::history::History;
 use crate::kv_workload::KvWorkload;
 use crate::node_under_test::{
@@ -20,14 +22,12 @@ use crate::runner::{ScenarioRunner, Simulation, run};
 use crate::scenario::{KvScenarioPlan, Scenario};
 use crate::sim_node::NodesUnderTest;
 use crate::stats::ScenarioStats;
-use crate::tree_plan::TreePlan;
-use crate::tree_worker::TreeWorker;
 use octokv_base::prng::mix64;
 use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
 use octokv_engine::linearizability::KeyState;
-use octokv_engine::{Durability, Volume};
+use octokv_engine::{AnyVolume, Durability, Volume};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
 
@@ -56,8 +56,8 @@ struct DiskState {
     writes_failed: u64,
     /// A core beside those of the running node.
     parallel_core: Option<Rc<ParallelCore>>,
-    /// Work of the ordered engine that nothing needs.
-    tree_worker: Option<TreeWorker>,
+    /// Background work that nothing needs.
+    worker: Option<EngineWorker>,
 }
 
 /// Runs a plan.
@@ -92,9 +92,8 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
     hosts.iter().zip(&plan.clocks).for_each(|(host, clock)| simulation.sim.set_clock(*host, *clock));
     let disks = plan.nodes.iter().map(|node| {
         // A generator of its own: the other draws of a seed do not depend on it.
-        let worker =
-            |tree: TreePlan| TreeWorker::new(Prng::new(mix64(plan.seed ^ 0x73ee)), tree.work_interval);
-        DiskState { tree_worker: node.tree.map(worker), ..DiskState::default() }
+        let worker = EngineWorker::new(Prng::new(mix64(plan.seed ^ 0x73ee)), node.engine);
+        DiskState { worker, ..DiskState::default() }
     });
     let disks = disks.collect();
     let operator = plan.operator_interval.map(|interval| {
@@ -158,7 +157,7 @@ impl ScenarioRunner for KvRunner {
         self.count_checkpoints(node);
         self.simulation.faults.disks()[node].set_interference(None);
         self.disks[node].parallel_core = None;
-        self.disks[node].tree_worker.iter_mut().for_each(TreeWorker::stop);
+        self.disks[node].worker.iter_mut().for_each(EngineWorker::stop);
         self.simulation.workload.borrow_mut().histories[node].node_is_up = false;
         self.simulation.node[node].stop(failure);
     }
@@ -198,7 +197,7 @@ impl ScenarioRunner for KvRunner {
         let Simulation { sim, node, workload, .. } = &self.simulation;
         let completed = workload.borrow().progress.completed;
         for (disk, node) in self.disks.iter_mut().zip(node) {
-            disk.tree_worker.iter_mut().for_each(|worker| worker.run(node, completed));
+            disk.worker.iter_mut().for_each(|worker| worker.run(node, completed));
         }
         let Some(operator) = &mut self.operator else { return Ok(false) };
         let is_due = sim.now() >= operator.next_time() || completed >= operator.next_at_completed();
@@ -214,8 +213,8 @@ impl ScenarioRunner for KvRunner {
 
     fn has_duty(&self, workload: &KvWorkload) -> bool {
         let operator = self.operator.iter().map(Operator::next_at_completed);
-        let workers = self.disks.iter().filter_map(|disk| disk.tree_worker.as_ref());
-        let due_at = operator.chain(workers.map(TreeWorker::next_at_completed)).min().unwrap_or(u64::MAX);
+        let workers = self.disks.iter().filter_map(|disk| disk.worker.as_ref());
+        let due_at = operator.chain(workers.map(EngineWorker::next_at_completed)).min().unwrap_or(u64::MAX);
         workload.progress.completed >= due_at
     }
 
@@ -228,14 +227,13 @@ impl ScenarioRunner for KvRunner {
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
         self.wait_until_quiescent("the nodes' background work")?;
-        if self.disks.iter().any(|disk| disk.tree_worker.is_some()) {
+        if self.disks.iter().any(|disk| disk.worker.is_some()) {
             // A compaction that pauses has buffers, and no device operation.
-            let is_working =
-                || self.disks.iter().flat_map(|disk| &disk.tree_worker).any(TreeWorker::is_running);
+            let is_working = || self.disks.iter().flat_map(|disk| &disk.worker).any(EngineWorker::is_running);
             let is_idle = |nodes: &Vec<KvNodeUnderTest>| {
                 !is_working() && nodes.are_quiescent() && nodes.find_leak().is_none()
             };
-            self.wait_for("the work of the tree", is_idle)?;
+            self.wait_for("the background work of the engine", is_idle)?;
         }
         Ok(())
     }
@@ -367,6 +365,20 @@ impl KvRunner {
                 self.simulation.stats.compactions += tree.compactions;
                 self.simulation.stats.delayed_writes += tree.stalls.delayed_writes;
             }
+            if let Some(log) = statistics.log {
+                let stats = &mut self.simulation.stats.log;
+                stats.splits += log.splits;
+                stats.rounds += log.compaction_rounds;
+                stats.moved_images += log.moved_images;
+                stats.moved_values += log.moved_values;
+                stats.markers += log.markers;
+                stats.repeated_reads += log.repeated_reads;
+                stats.waited_writes += log.waited_writes;
+                stats.lost_values += log.lost_values;
+            }
+            if let AnyVolume::Log(volume) = volume {
+                self.simulation.stats.log.replays += u64::from(volume.replayed_images() > 0);
+            }
         }
     }
 
@@ -437,7 +449,7 @@ impl KvRunner {
             for _ in 0..50 {
                 let at = between(random, layout.records.start, layout.records.end - 1);
                 if node.flip_bit(at, random.below(8) as u8) {
-                    workload.borrow_mut().has_lost_blocks[index] = node.sim_node.plan.tree.is_some();
+                    workload.borrow_mut().has_lost_blocks[index] = node.sim_node.plan.engine.shares_blocks();
                     corrupted_bytes.push(at);
                     stats.corrupted_bits += 1;
                     break;
@@ -448,6 +460,8 @@ impl KvRunner {
             let images = &layout.images[random.below(layout.images.len() as u64) as usize];
             let spans = [&(0..2 * SUPERBLOCK_STRIDE_BYTES), &layout.journal, images];
             let span = spans[random.below(3) as usize];
+            // An engine may have no journal.
+            let span = if span.is_empty() { images } else { span };
             for _ in 0..50 {
                 if node.flip_bit(between(random, span.start, span.end - 1), random.below(8) as u8) {
                     stats.corrupted_bits += 1;
@@ -457,11 +471,11 @@ impl KvRunner {
         }
     }
 
-    /// Whether an injected bit flip is in the record that may begin at a block. Of a tree any may be.
+    /// Whether an injected bit flip is in the record that may begin at a block, or in a block that it shares with others.
     fn is_corrupted(&self, node: usize, lba: u64) -> bool {
         let bytes = &self.disks[node].corrupted_bytes;
-        if self.simulation.node[node].sim_node.plan.tree.is_some() {
-            // A block of a table, whose keys stay lost when its table is gone.
+        if self.simulation.node[node].sim_node.plan.engine.shares_blocks() {
+            // A block of a table, whose keys stay lost when its table is gone; a bucket of a segment, which stays lost.
             return !bytes.is_empty();
         }
         bytes.iter().any(|&at| self.simulation.node[node].record_contains(lba, at))
@@ -508,13 +522,14 @@ impl KvRunner {
         let present = |state: &&KeyState| **state != KeyState::Missing;
         let keys =
             self.simulation.workload.borrow().histories[node].starts().iter().filter(present).count() as u64;
-        let has_tree = self.simulation.node[node].sim_node.plan.tree.is_some();
-        if report.keys != keys && !(has_tree && self.is_corrupted(node, 0)) {
+        let engine = self.simulation.node[node].sim_node.plan.engine;
+        if report.keys != keys && !(engine.shares_blocks() && self.is_corrupted(node, 0)) {
             return Err(format!("verify found {} keys, the node served {keys}", report.keys));
         }
         // Of a list that cannot be read the pieces are in use until the next opening, and free from then on.
         // Of a tree, space of work that the stop has cut off, and the segment to which puts write, is free then, too.
-        let lost_some = (self.has_disk_faults || has_tree) && Some(report.used_bytes) < used;
+        let lost_some =
+            (self.has_disk_faults || matches!(engine, EnginePlan::Tree(_))) && Some(report.used_bytes) < used;
         if Some(report.used_bytes) != used && !lost_some {
             return Err(format!("verify found {} B in use, the node reported {used:?}", report.used_bytes));
         }

@@ -17,7 +17,8 @@
 //! - [`remote`]: simulations with the engine on a client, over a block namespace.
 //! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
-//!   [`ordered_scenario`]: with the ordered engine. [`tree_plan`]: its sizes; [`tree_worker`]: its flushes and compactions.
+//!   [`ordered_scenario`]: with the ordered engine; [`tree_plan`]: its sizes. [`log_scenario`]: with the log engine; [`log_plan`]: its sizes.
+//! - [`engine_plan`]: the engine of a node. [`engine_work`]: its background work; [`engine_worker`]: begins that at random times.
 //! - [`scans`]: scans of clients, and the checks of their pairs.
 //! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
 //! - [`history`]: calls and responses of clients, input of the linearizability checker of `octokv_engine`.
@@ -26,12 +27,17 @@
 pub mod blocks;
 pub mod clients;
 mod draw;
+pub mod engine_plan;
+pub mod engine_work;
+pub mod engine_worker;
 pub mod etcd;
 pub mod fault_injector;
 pub mod faulty_disk;
 pub mod history;
 pub mod kv_runner;
 pub mod kv_workload;
+pub mod log_plan;
+pub mod log_scenario;
 pub mod memory_scenario;
 pub mod node_under_test;
 pub mod nodes_scenario;
@@ -50,7 +56,6 @@ pub mod sim_device;
 pub mod sim_node;
 pub mod stats;
 pub mod tree_plan;
-pub mod tree_worker;
 
 pub use blocks::scenario::BlockScenarioPlan;
 pub use kv_runner::run_scenario;
@@ -183,6 +188,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
         Scenario::Nodes => run_scenario(&nodes_scenario::draw_nodes_plan(seed)),
         Scenario::Memory => run_scenario(&memory_scenario::draw_memory_plan(seed)),
         Scenario::Ordered => run_scenario(&ordered_scenario::draw_ordered_plan(seed)),
+        Scenario::Log => run_scenario(&log_scenario::draw_log_plan(seed)),
         Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
             run_scenario(&KvScenarioPlan::draw(seed, scenario))

@@ -8,6 +8,7 @@
 //! In: the plan of the node, calls to start and stop it. Out: audits (the state of every key, read from the
 //! engine and not through clients), verification of the disk, resources in use.
 
+use crate::engine_work::EngineWork;
 use crate::faulty_disk::DiskFaults;
 use crate::operator::ReconfigurableNode;
 use crate::scenario::NodePlan;
@@ -15,10 +16,9 @@ use crate::sim_device::{SimDevice, SimStorage};
 use crate::sim_node::{NodesUnderTest, SimNode};
 use octokv_base::{BufferPool, Key, NamespaceId};
 use octokv_device::{Device, RamDisk};
-use octokv_engine::lsm::{self, settings::TreeSettings};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
-    AnyEngine, AnyVolume, DeviceLayout, Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError,
+    AnyEngine, AnyVolume, DeviceLayout, Engine, EngineError, FormatConfig, OpenConfig, OpenError,
     VerifyReport, Volume, WallClock,
 };
 use octokv_node::control::CoreChangeError;
@@ -42,20 +42,6 @@ pub enum AuditResult {
     Corrupt(u64),
     /// The read failed otherwise.
     Failed(EngineError),
-}
-
-/// Work of the ordered engine that nothing needs.
-#[derive(Clone, Copy, Debug)]
-pub enum TreeWork {
-    /// A flush of all memtables.
-    Flush,
-    /// One compaction.
-    Compact {
-        /// Whether also one with little gain.
-        wants_space: bool,
-    },
-    /// A checkpoint.
-    Checkpoint,
 }
 
 /// Result of a task; `None` until the task ends.
@@ -127,23 +113,17 @@ impl KvNodeUnderTest {
 
     /// Format of the volume.
     fn format(&self) -> FormatConfig {
-        let default = FormatConfig::default();
-        FormatConfig {
-            engine: if self.sim_node.plan.tree.is_some() { EngineKind::Lsm } else { EngineKind::Hash },
-            version: self.sim_node.plan.format_version,
-            unit_bytes: Some(self.sim_node.plan.unit_bytes),
-            hash: self.sim_node.plan.hash,
-            bitmap_partitions_log2: self.sim_node.plan.partitions_log2,
-            value_bytes_max: self.sim_node.plan.value_bytes_max,
-            inline_bytes_max: self
-                .sim_node
-                .plan
-                .tree
-                .map_or(default.inline_bytes_max, |tree| tree.inline_bytes_max),
+        let plan = &self.sim_node.plan;
+        plan.engine.format(FormatConfig {
+            version: plan.format_version,
+            unit_bytes: Some(plan.unit_bytes),
+            hash: plan.hash,
+            bitmap_partitions_log2: plan.partitions_log2,
+            value_bytes_max: plan.value_bytes_max,
             namespace: 1,
             seed: 7,
-            ..default
-        }
+            ..FormatConfig::default()
+        })
     }
 
     /// Starts a reactor that runs one task.
@@ -197,13 +177,7 @@ impl KvNodeUnderTest {
                 tree: OpenConfig::TREE,
                 clock,
             };
-            let volume = match plan.tree {
-                None => AnyVolume::open(&devices, &pool, config, &format).await?,
-                Some(tree) => {
-                    let adjust = |settings: &mut TreeSettings| tree.adjust(settings);
-                    AnyVolume::Lsm(lsm::open_with(&devices[0], &pool, config, &format, adjust).await?)
-                }
-            };
+            let volume = plan.engine.open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;
             Ok((volume, audited))
@@ -286,18 +260,9 @@ impl KvNodeUnderTest {
         self.spawn_on_first_core(|executor| async move { executor.engine.close().await })
     }
 
-    /// Flushes or compacts a volume of the ordered engine on the first core, or writes a checkpoint of it. The result is that it has
-    /// ended, in whatever way.
-    pub fn start_tree_work(&self, work: TreeWork) -> TaskResult<()> {
-        self.spawn_on_first_core(move |executor| async move {
-            let AnyEngine::Lsm(engine) = &executor.engine else { return };
-            // A failure is the device's, or there is no space: operations meet it, too.
-            let _ = match work {
-                TreeWork::Flush => engine.flush_memtables().await,
-                TreeWork::Compact { wants_space } => engine.compact_once(wants_space).await.map(drop),
-                TreeWork::Checkpoint => engine.checkpoint().await,
-            };
-        })
+    /// Does a piece of background work on the first core. The result is that it has ended, in whatever way.
+    pub fn start_work(&self, work: EngineWork) -> TaskResult<()> {
+        self.spawn_on_first_core(move |executor| async move { work.run(&executor.engine).await })
     }
 
     fn spawn_on_first_core<T: 'static, F: Future<Output = T> + 'static>(

@@ -5,6 +5,7 @@
 //! compacts and writes checkpoints at random times besides.
 
 use crate::draw::{between, pick};
+use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
 use crate::scenario::{KvScenarioPlan, Scenario};
 use crate::tree_plan::TreePlan;
@@ -21,7 +22,7 @@ pub fn draw_ordered_plan(seed: u64) -> KvScenarioPlan {
         [Scenario::Calm, Scenario::Crashes, Scenario::Network, Scenario::Disk, Scenario::Everything];
     let mut plan = KvScenarioPlan::draw(seed, pick(random, &profiles));
     let node = &mut plan.nodes[0];
-    node.tree = Some(TreePlan::draw(random));
+    node.engine = EnginePlan::Tree(TreePlan::draw(random));
     node.has_owner_cores = false;
     // The memory of blocks of tables.
     node.cache_bytes = pick(random, &[16 << 10, 1 << 20]);

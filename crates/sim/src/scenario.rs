@@ -2,9 +2,9 @@
 //!
 //! Drawn by [`crate::scenario_draw`]; `{:#?}` of a [`KvScenarioPlan`] prints every input of a seed.
 
+use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
 use crate::scheduling_scenario::SchedulingPlan;
-use crate::tree_plan::TreePlan;
 use octokv_base::Nanos;
 use octokv_engine::Durability;
 use octokv_engine::HashKind;
@@ -37,11 +37,13 @@ pub enum Scenario {
     Memory,
     /// The ordered engine, with scans, and any of the fault profiles above.
     Ordered,
+    /// The log engine, on a small device, with any of the fault profiles above.
+    Log,
 }
 
 impl Scenario {
     /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
-    pub const ALL: [Scenario; 11] = [
+    pub const ALL: [Scenario; 12] = [
         Scenario::Calm,
         Scenario::Crashes,
         Scenario::Network,
@@ -53,6 +55,7 @@ impl Scenario {
         Scenario::Nodes,
         Scenario::Memory,
         Scenario::Ordered,
+        Scenario::Log,
     ];
 
     /// Its name on the command line (`--scenario`).
@@ -69,6 +72,7 @@ impl Scenario {
             Scenario::Nodes => "nodes",
             Scenario::Memory => "memory",
             Scenario::Ordered => "ordered",
+            Scenario::Log => "log",
         }
     }
 
@@ -122,8 +126,8 @@ pub struct KvScenarioPlan {
 pub struct NodePlan {
     /// Reactor threads, one per core.
     pub cores: usize,
-    /// The parts of the ordered engine; `None` selects the hash engine.
-    pub tree: Option<TreePlan>,
+    /// The engine, with the sizes of its volume.
+    pub engine: EnginePlan,
     /// Allocation unit of the engine, in bytes.
     pub unit_bytes: u32,
     /// Hash function of the index.

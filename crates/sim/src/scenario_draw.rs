@@ -3,6 +3,7 @@
 //! In: a seed and a [`Scenario`]. Out: a [`KvScenarioPlan`], a pure function of both; the parts, for plans of other kinds.
 
 use crate::draw::{between, pick};
+use crate::engine_plan::EnginePlan;
 use crate::scenario::{
     ClientHostPlan, FaultKind, KvLoad, KvScenarioPlan, NodePlan, Phase, PhaseEnd, Scenario, ScheduledFault,
 };
@@ -92,7 +93,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
     };
     NodePlan {
         cores: between(random, 1, 4) as usize,
-        tree: None,
+        engine: EnginePlan::Hash,
         unit_bytes,
         hash: pick(random, &[HashKind::Xxh3, HashKind::Sha1]),
         format_version: 1,

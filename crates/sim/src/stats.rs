@@ -5,6 +5,29 @@ use octokv_base::Nanos;
 /// Simulated time within which each step must complete while no fault is active.
 pub const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(60);
 
+/// What the log engine did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogWorkStats {
+    /// Segments split.
+    pub splits: u64,
+    /// Rounds of compaction that advanced the head of a log.
+    pub rounds: u64,
+    /// Images of segments that compaction of a key log moved.
+    pub moved_images: u64,
+    /// Values that compaction of a value log moved.
+    pub moved_values: u64,
+    /// Markers.
+    pub markers: u64,
+    /// Lookups repeated because a chunk was reused meanwhile.
+    pub repeated_reads: u64,
+    /// Writes that waited for space.
+    pub waited_writes: u64,
+    /// Values of which compaction found the record damaged.
+    pub lost_values: u64,
+    /// Openings that replayed images behind the checkpoint.
+    pub replays: u64,
+}
+
 /// Counters of a simulation without violations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScenarioStats {
@@ -36,6 +59,8 @@ pub struct ScenarioStats {
     pub compactions: u64,
     /// Puts that waited for their turn since compaction could not follow, of the same volumes.
     pub delayed_writes: u64,
+    /// Work of the log engine, of the same volumes.
+    pub log: LogWorkStats,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
     /// Accesses to memory in place: by commands that end at once.

@@ -1,23 +1,27 @@
-//! Flushes, compactions and checkpoints of a volume of the ordered engine at random times, beside those that it needs.
+//! Background work of a volume at random times, beside what it needs.
 //!
 //! In: the number of completed commands. Out: one piece of work at a time, on a core of the node. Invariant: none outlives the
 //! node that it began on.
 
-use crate::node_under_test::{KvNodeUnderTest, TaskResult, TreeWork};
+use crate::engine_plan::EnginePlan;
+use crate::engine_work::EngineWork;
+use crate::node_under_test::{KvNodeUnderTest, TaskResult};
 use octokv_base::Prng;
 
 /// Draws work and its times.
-pub struct TreeWorker {
+pub struct EngineWorker {
     random: Prng,
+    engine: EnginePlan,
     mean_interval: u64,
     next_at_completed: u64,
     running: Option<TaskResult<()>>,
 }
 
-impl TreeWorker {
-    /// A worker that begins something after `mean_interval` commands in the mean.
-    pub fn new(random: Prng, mean_interval: u64) -> TreeWorker {
-        TreeWorker { random, mean_interval, next_at_completed: 0, running: None }
+impl EngineWorker {
+    /// A worker of an engine, if that has work.
+    pub fn new(random: Prng, engine: EnginePlan) -> Option<EngineWorker> {
+        let mean_interval = engine.work_interval()?;
+        Some(EngineWorker { random, engine, mean_interval, next_at_completed: 0, running: None })
     }
 
     /// Number of completed commands at which the next piece of work is due.
@@ -31,14 +35,9 @@ impl TreeWorker {
             return;
         }
         self.next_at_completed = completed + 1 + self.random.below(2 * self.mean_interval);
-        let work = match self.random.below(6) {
-            0..2 => TreeWork::Flush,
-            2..4 => TreeWork::Compact { wants_space: false },
-            4 => TreeWork::Compact { wants_space: true },
-            _ => TreeWork::Checkpoint,
-        };
-        if !self.is_running() {
-            self.running = Some(node.start_tree_work(work));
+        let work = EngineWork::draw(&mut self.random, &self.engine);
+        if let Some(work) = work.filter(|_| !self.is_running()) {
+            self.running = Some(node.start_work(work));
         }
     }
 

@@ -1,0 +1,43 @@
+//! The plan of a simulation with the log engine, drawn from that of one node with any of the fault profiles.
+//!
+//! In: a seed. Out: a plan whose volume has some hundred chunks of a few units, and segments of a few entries, so that segments are
+//! split, both logs are compacted and chunks are reused all the time; and whose node compacts, splits, and writes markers and
+//! checkpoints at random times besides.
+
+use crate::draw::pick;
+use crate::engine_plan::EnginePlan;
+use crate::log_plan::LogPlan;
+use crate::scenario::{KvScenarioPlan, Scenario};
+use octokv_base::Prng;
+use octokv_base::prng::mix64;
+
+/// Draws the plan of a seed.
+pub fn draw_log_plan(seed: u64) -> KvScenarioPlan {
+    let random = &mut Prng::new(mix64(seed ^ 0x1eed));
+    let profiles = [
+        Scenario::Calm,
+        Scenario::Crashes,
+        Scenario::Crashes,
+        Scenario::Network,
+        Scenario::Disk,
+        Scenario::Everything,
+        Scenario::Everything,
+    ];
+    let mut plan = KvScenarioPlan::draw(seed, pick(random, &profiles));
+    let node = &mut plan.nodes[0];
+    node.unit_bytes = pick(random, &[512, 512, 1024, 4096]);
+    node.value_bytes_max = node.value_bytes_max.min(pick(random, &[4_096, 4_096, 20_000, 60_000]));
+    let log = LogPlan::draw(random, node.unit_bytes, node.value_bytes_max);
+    node.engine = EnginePlan::Log(log);
+    node.disk.block_bytes = node.disk.block_bytes.min(node.unit_bytes);
+    node.disk.size_bytes = log.disk_bytes();
+    // It has owners by its stores, and no cache.
+    (node.has_owner_cores, node.cache_bytes) = (false, 0);
+    node.pool_bytes = node.pool_bytes.max(pick(random, &[1 << 20, 8 << 20]));
+    let bytes_max = pick(random, &[200, 1_000, u64::MAX, u64::MAX]);
+    plan.load.value_bytes_max = plan.load.value_bytes_max.min(node.value_bytes_max.into()).min(bytes_max);
+    plan.load.keys = pick(random, &[8, 20, 64, 120]);
+    // More puts than elsewhere: they fill logs.
+    plan.load.mix[0] += 25;
+    plan
+}
