@@ -96,6 +96,30 @@ pub enum InjectedBug {
     DeviceErrorIsDamage,
     /// Puts that were delayed are not woken when the limit ends.
     ForgetDelayedWrites,
+    /// The lock bit of a segment is lost when its new image is published.
+    LogForgetLockBit,
+    /// The checksums of buckets are not compared.
+    LogSkipBucketChecksum,
+    /// The checksums of values in a value log are not compared.
+    LogSkipValueChecksum,
+    /// Chunks in front of the head of a log are freed before an image that states the head is durable.
+    LogHeadBeforeFlush,
+    /// A split forgets the entries of a segment behind its first bucket.
+    LogSplitForgetsChain,
+    /// Recovery takes the first image of a split without the second.
+    LogSplitWithoutPair,
+    /// A reader does not notice that a chunk was opened again while it read.
+    LogSkipReuseCheck,
+    /// Compaction gives an entry its new place although the entry was replaced meanwhile.
+    LogStaleMove,
+    /// Recovery takes images whose values a crash has torn.
+    LogTrustTail,
+    /// Recovery takes images of an earlier opening behind those of a later one.
+    LogOldIncarnation,
+    /// The last unit of a value log is written again without its earlier records.
+    LogTailForgetsPrefix,
+    /// A segment is released while a batch with its changes is in flight.
+    LogDropBusy,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

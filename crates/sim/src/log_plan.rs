@@ -44,7 +44,7 @@ impl LogPlan {
         let of_values = (u64::from(value_bytes_max) * VALUES_IN_CHUNKS_MIN).div_ceil(chunk_bytes.into());
         let of_stores = u64::from(partitions) * u64::from(STORE_CHUNKS_MIN);
         // Not more than some hundred.
-        let chunks = between(random, 64, 128).max(of_values).max(of_stores) as u32;
+        let chunks = between(random, 64, 100).max(of_values).max(of_stores) as u32;
         LogPlan {
             partitions,
             chunk_bytes,

@@ -4,12 +4,12 @@
 //! split, both logs are compacted and chunks are reused all the time; and whose node compacts, splits, and writes markers and
 //! checkpoints at random times besides.
 
-use crate::draw::pick;
+use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::log_plan::LogPlan;
-use crate::scenario::{KvScenarioPlan, Scenario};
-use octokv_base::Prng;
+use crate::scenario::{FaultKind, KvScenarioPlan, Phase, Scenario, ScheduledFault};
 use octokv_base::prng::mix64;
+use octokv_base::{Nanos, Prng};
 
 /// Draws the plan of a seed.
 pub fn draw_log_plan(seed: u64) -> KvScenarioPlan {
@@ -36,8 +36,29 @@ pub fn draw_log_plan(seed: u64) -> KvScenarioPlan {
     node.pool_bytes = node.pool_bytes.max(pick(random, &[1 << 20, 8 << 20]));
     let bytes_max = pick(random, &[200, 1_000, u64::MAX, u64::MAX]);
     plan.load.value_bytes_max = plan.load.value_bytes_max.min(node.value_bytes_max.into()).min(bytes_max);
-    plan.load.keys = pick(random, &[8, 20, 64, 120]);
+    plan.load.keys = pick(random, &[8, 20, 64, 120, 300]);
+    // A list has to hold all.
+    plan.load.long_keys &= plan.load.keys <= 120;
     // More puts than elsewhere: they fill logs.
     plan.load.mix[0] += 25;
+    if plan.load.keys == 8 {
+        // The search for an order of the calls on a key is bounded.
+        for host in &mut plan.hosts {
+            (host.commands_max, host.sessions) = (host.commands_max.min(8), host.sessions.min(2));
+        }
+    }
+    for phase in &mut plan.phases {
+        add_slow_operations(phase, random);
+    }
     plan
+}
+
+/// Makes single operations of the device slow: chunks are reused while they are read.
+fn add_slow_operations(phase: &mut Phase, random: &mut Prng) {
+    if random.one_in(2) {
+        let one_in = pick(random, &[10, 40]);
+        let kind = FaultKind::SlowDisk { node: 0, one_in, delay_max: Nanos::from_millis(60) };
+        let duration = Nanos::from_millis(between(random, 100, 2_000));
+        phase.faults.insert(0, ScheduledFault { after_commands: 0, duration, kind });
+    }
 }

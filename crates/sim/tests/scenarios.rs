@@ -74,6 +74,11 @@ fn ordered_holds() {
 }
 
 #[test]
+fn log_holds() {
+    assert_scenario_holds(Scenario::Log);
+}
+
+#[test]
 fn commands_on_memory_end_at_once_or_wait_and_both_are_rejected_and_cut() {
     let (mut in_place, mut operations, mut changes, mut rejected, mut offloaded, mut crashes) =
         (0, 0, 0, 0, 0, 0);

@@ -21,6 +21,7 @@ use super::batch_state::{BatchState, ChangeTicket};
 use super::hash_prefix::SegmentNumber;
 use super::segment_table::LogSegmentTable;
 use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::waker_batch::WakerBatch;
 use octokv_base::map::FxHashMap;
 use std::collections::VecDeque;
@@ -409,7 +410,8 @@ impl<I, C> BusySegments<I, C> {
 
     fn release_idle(&mut self, segment: SegmentNumber, table: &mut LogSegmentTable) {
         let busy = self.busy(segment);
-        if busy.holders == 0 && busy.dirty.is_none() && busy.batches == 0 {
+        let is_dropped = bug_injection::is_injected(InjectedBug::LogDropBusy);
+        if busy.holders == 0 && busy.dirty.is_none() && (busy.batches == 0 || is_dropped) {
             self.remove(segment, table);
         }
     }

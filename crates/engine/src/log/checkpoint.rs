@@ -20,6 +20,7 @@ use super::store_image::{CheckpointId, PAGE_SEGMENTS, ReplayStart, StoreStart, V
 use super::superblock::LogSuperblock;
 use super::volume::LogVolume;
 use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock_io::write_superblock;
 use octokv_base::Version;
 use std::cell::{Cell, RefCell};
@@ -79,6 +80,20 @@ impl SnapshotSource for StoreSnapshot<'_> {
             incarnation: published.incarnation,
             previous: published.previous,
         };
+        let replay = match bug_injection::is_injected(InjectedBug::CheckpointClaimsTooMuch) {
+            true => {
+                let tail = state.keys.tail();
+                let sequence = state.batches.claimed_sequence() + 1;
+                ReplayStart {
+                    sequence,
+                    index: tail.index,
+                    unit: tail.unit,
+                    previous: state.previous,
+                    ..replay
+                }
+            }
+            false => replay,
+        };
         SnapshotStart { partition: self.store.id, level: state.table.level(), replay }
     }
 
@@ -105,6 +120,9 @@ impl SnapshotSource for StoreSnapshot<'_> {
         let value_chunks: Vec<_> = value_chunks.collect();
         let durable_through = match state.is_lost {
             true => LOST_STORE_DURABLE_THROUGH,
+            false if bug_injection::is_injected(InjectedBug::CheckpointClaimsTooMuch) => {
+                state.batches.claimed_sequence()
+            }
             false => state.batches.published_sequence(),
         };
         self.durable_through.set(state.batches.published_sequence());

@@ -23,6 +23,7 @@
 use super::log_layout::CHUNKS_MAX;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::allocator::{Extent, FitPolicy, SpaceAllocator};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -247,6 +248,7 @@ impl ChunkPool {
     pub fn unopened_since(&self, unit: u64, opens: u64) -> bool {
         self.chunk_of(unit)
             .is_some_and(|(chunk, _)| self.cell(chunk).opened_at.load(Ordering::SeqCst) <= opens)
+            || bug_injection::is_injected(InjectedBug::LogSkipReuseCheck)
     }
 
     /// Takes a free chunk; `None` if that would leave fewer than the floor of the purpose ([`SpaceLimits::reservation_floor`]).

@@ -21,6 +21,7 @@ use super::space_limits::ChunkPurpose;
 use super::store::{ClaimedImage, EntryChange, Store, StoreState};
 use super::tail_check::BATCH_BYTES_MAX;
 use super::volume::LogVolume;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::waker_batch::WakerBatch;
 use crate::{Durability, EngineError};
 use octokv_base::Buffer;
@@ -300,13 +301,21 @@ impl LogCore {
         let wakers = store.state.lock().batches.written(batch.number);
         wakers.wake();
         let is_durable = volume.settings.durability == Durability::PowerSafe;
-        if is_durable && volume.flushes.flush(&*self.device).await.is_err() {
+        let mut published_early = None;
+        if bug_injection::is_injected(InjectedBug::PublishBeforeDurable) {
+            poll_fn(|context| store.state.lock().batches.poll_predecessor(batch.number, context)).await?;
+            let state = &mut *store.state.lock();
+            published_early = Some(state.publish_images(&batch.images, volume.layout(), &volume.pool));
+        }
+        let is_flushed = is_durable && !bug_injection::is_injected(InjectedBug::SkipFlush);
+        if is_flushed && volume.flushes.flush(&*self.device).await.is_err() {
             return Err(EngineError::ReadOnly);
         }
         poll_fn(|context| store.state.lock().batches.poll_predecessor(batch.number, context)).await?;
         let (wakers, used, freed) = {
             let state = &mut *store.state.lock();
-            let (mut wakers, used) = state.publish_images(&batch.images, volume.layout(), &volume.pool);
+            let (mut wakers, used) = published_early
+                .unwrap_or_else(|| state.publish_images(&batch.images, volume.layout(), &volume.pool));
             wakers.append(state.batches.published(batch.number, is_durable));
             let freed = if is_durable { state.release_retired(&volume.pool) } else { 0 };
             (wakers, used, freed)

@@ -24,6 +24,7 @@ use super::segment_table::LogSegmentTable;
 use super::store_image::{LoadedStore, PinnedChunk, StoreStart, ValueChunkUse};
 use super::tail_check::ExpectedImage;
 use super::value_check::ValueChecker;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::unit_reader::UnitReader;
 use crate::open_error::{IndexMismatch, OpenError};
 use octokv_base::RingRange;
@@ -283,7 +284,8 @@ impl StoreReplay<'_> {
                 self.is_lost = self.settled.last_sequence < durable;
                 break;
             };
-            if step.state.sequence > durable {
+            let is_trusted = bug_injection::is_injected(InjectedBug::LogTrustTail);
+            if step.state.sequence > durable && !is_trusted {
                 let checker = ValueChecker {
                     reader: self.cursor.window().reader(),
                     layout: &self.layout,
@@ -305,8 +307,9 @@ impl StoreReplay<'_> {
     /// Takes over an image. The first one of a split waits for the second.
     fn settle(&mut self, (step, position): QueuedStep) -> Result<(), OpenError> {
         let state = &step.state;
+        let is_alone = bug_injection::is_injected(InjectedBug::LogSplitWithoutPair);
         match self.held.take() {
-            None if state.role == ImageRole::SplitFirst => {
+            None if state.role == ImageRole::SplitFirst && !is_alone => {
                 self.held = Some((step, position));
                 Ok(())
             }
@@ -317,7 +320,7 @@ impl StoreReplay<'_> {
                         state.depth.checked_sub(1).map(|bit| SegmentNumber(state.segment.0 ^ 1 << bit));
                     self.settled.headless.is_some_and(|headless| Some(headless) == sibling)
                 };
-                if state.role == ImageRole::SplitSecond && !is_behind_first() {
+                if state.role == ImageRole::SplitSecond && !is_behind_first() && !is_alone {
                     return self.contradiction(&step);
                 }
                 self.take_over(&step, state.depth, position)

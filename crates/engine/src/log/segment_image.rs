@@ -12,6 +12,7 @@
 
 use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
 use super::value_record::value_record_bytes;
+use crate::bug_injection::{self, InjectedBug};
 
 /// The entries of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,7 +85,21 @@ impl SegmentImage {
 
     /// The entry of a key.
     pub fn find(&self, key: &[u8]) -> Option<SegmentEntry<'_>> {
-        self.iter().find(|entry| entry.key == key)
+        let is_alike = |entry: &SegmentEntry<'_>| {
+            bug_injection::is_injected(InjectedBug::SkipKeyCompare) && entry.key.len() == key.len()
+        };
+        self.iter().find(|entry| entry.key == key || is_alike(entry))
+    }
+
+    /// The first entries, of so many bytes at most: what a split has that forgets the others.
+    pub(super) fn first_entries(&self, bytes_max: usize) -> SegmentImage {
+        let mut first = SegmentImage::new();
+        for entry in self.iter().take_while(|entry| entry.encoded_bytes() <= bytes_max) {
+            if first.entry_bytes() + entry.encoded_bytes() <= bytes_max {
+                first.replace(&entry);
+            }
+        }
+        first
     }
 
     /// Puts an entry in the place of the one that its key has, or behind all others.

@@ -14,6 +14,7 @@
 
 use super::hash_prefix::{HashLevel, SegmentNumber};
 use super::segment_ref::{SEGMENT_REF_BYTES, SegmentRef};
+use crate::bug_injection::{self, InjectedBug};
 
 /// The entries of a page.
 pub const PAGE_ENTRIES: usize = 8192;
@@ -78,7 +79,8 @@ impl LogSegmentTable {
     /// If there is no such segment.
     pub fn set(&mut self, segment: SegmentNumber, image: SegmentRef) {
         let is_locked = self.get(segment).is_locked();
-        self.write(segment, image.with_lock(is_locked));
+        let is_forgotten = bug_injection::is_injected(InjectedBug::LogForgetLockBit);
+        self.write(segment, image.with_lock(is_locked && !is_forgotten));
     }
 
     /// Locks a segment. False if it is locked already.

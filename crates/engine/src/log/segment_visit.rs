@@ -26,6 +26,7 @@ use super::store::{EntryChange, Store, StoreState, granules_of};
 use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
 use super::value_writes::AppendedValue;
 use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::media_errors::is_media_error;
 use crate::common::record::RecordMeta;
 use futures_util::future::join_all;
@@ -380,7 +381,8 @@ impl LogCore {
         at: Option<ValuePlace>,
     ) -> EntryMove {
         let image = state.busy.image(segment);
-        if image.find(&record.key) != Some(record.entry()) {
+        let is_same = image.find(&record.key) == Some(record.entry());
+        if !is_same && !bug_injection::is_injected(InjectedBug::LogStaleMove) {
             return EntryMove::Replaced;
         }
         let bytes = record.value_bytes;

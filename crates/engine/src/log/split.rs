@@ -15,6 +15,7 @@ use super::segment_ref::SegmentRef;
 use super::space_pass::CompactionSpace;
 use super::store::{PendingSplit, Store};
 use crate::EngineError;
+use crate::bug_injection::{self, InjectedBug};
 use octokv_device::DeviceError;
 use octokv_runtime::yield_now;
 use std::sync::atomic::Ordering;
@@ -174,7 +175,10 @@ impl LogCore {
             return SplitStart::Ended;
         }
         let is_moved = |key: &[u8]| self.prefix_in(store, key).is_moved_by_split(depth);
-        let (low, high) = image.split(is_moved);
+        let (low, high) = match bug_injection::is_injected(InjectedBug::LogSplitForgetsChain) {
+            true => image.first_entries(self.volume.layout().unit_bytes as usize).split(is_moved),
+            false => image.split(is_moved),
+        };
         let ticket = state.batches.open();
         state.split = Some(PendingSplit { segment, ticket, low, high, is_claimed: false });
         SplitStart::Waits(BatchWait::Change(ticket))

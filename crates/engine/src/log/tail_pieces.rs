@@ -10,6 +10,7 @@
 //! Tested in `value_tail_tests.rs`.
 
 use super::segment_buckets::ValueTailPlace;
+use crate::bug_injection::{self, InjectedBug};
 use octokv_base::{Buffer, BufferPool};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -218,6 +219,9 @@ impl TailPieces {
                 let mut bytes = planned.bytes.expect("a new piece has a new buffer");
                 bytes.set_len(length);
                 if planned.origin == PieceOrigin::Kept {
+                    if bug_injection::is_injected(InjectedBug::LogTailForgetsPrefix) {
+                        kept.bytes.fill(0);
+                    }
                     bytes[..kept.bytes.len()].copy_from_slice(&kept.bytes);
                 }
                 let number = self.next_number;
