@@ -81,7 +81,7 @@ impl SimulatedExperiment {
         let scheduling = Arc::new(scheduling.map_err(|error| error.to_string())?);
         let mut experiment =
             SimulatedExperiment { sim, node, tenants, scheduling, core_of: (0..CORES).collect() };
-        let ssd = SharedSsd::new(SsdModel::new(drive_profile(), 4096));
+        let ssd = SharedSsd::new(SsdModel::new(drive_profile(), 4096), 4096);
         experiment.serve(&ssd, config)?;
         for tenant in 0..config.tenants.len() {
             experiment.connect(tenant, config.seed)?;

@@ -92,7 +92,7 @@ impl IteratorExperiment {
         });
         let profile = flash_profile();
         let pages = device_bytes(pairs) / PAGE_BYTES;
-        let ssd = SharedSsd::new(SsdModel::new(profile, PAGE_BYTES as u32));
+        let ssd = SharedSsd::new(SsdModel::new(profile, PAGE_BYTES as u32), PAGE_BYTES as usize);
         let drive = ModelledDrive::new(&ssd, (pages, false), &sim);
         let device = drive.open_for_core(&handle).map_err(|error| error.to_string())?;
         let format = FormatConfig {
