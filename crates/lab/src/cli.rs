@@ -22,7 +22,7 @@ pub struct ReproduceArgs {
     /// Write the results as JSON to a file; "-" is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// octokv, octofas, iterkvssd: draw the figures as SVG files into an existing directory: PAPER-NAME-N.svg. Crosses are the paper's numbers.
+    /// octokv, octofas, iterkvssd, leed: draw the figures as SVG files into an existing directory: PAPER-NAME-N.svg. Crosses are the paper's numbers.
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
 }
@@ -39,6 +39,8 @@ pub enum Paper {
     Octofas,
     /// The paper on iterators in a key-value drive, the drive and time modelled.
     Iterkvssd,
+    /// The paper on a key-value store for drives at SmartNICs: its tables and figures of one drive, the drive and time modelled.
+    Leed,
 }
 
 impl Paper {
@@ -49,6 +51,7 @@ impl Paper {
             Paper::Octokv => "octokv",
             Paper::Octofas => "octofas",
             Paper::Iterkvssd => "iterkvssd",
+            Paper::Leed => "leed",
         }
     }
 }

@@ -21,6 +21,8 @@ pub struct Durations {
     pub requests: u64,
     /// Pairs that a store is filled with before it is scanned, unless the run has fewer.
     pub stored_pairs: u32,
+    /// Whether this is a quick run, whose results are not significant.
+    pub is_quick: bool,
 }
 
 impl Durations {
@@ -33,6 +35,7 @@ impl Durations {
             measured: SAMPLING_INTERVAL.times(intervals),
             requests,
             stored_pairs,
+            is_quick: quick,
         }
     }
 }

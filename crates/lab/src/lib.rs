@@ -4,8 +4,8 @@
 //!
 //! # Layout
 //! - [`cli`]: the arguments. [`error`](mod@error): why a command failed. [`progress`]: progress, for the caller to show.
-//! - `octokv_paper`, `octofas`, `iterkvssd`: tables and figures of these papers, in virtual time. `paper_experiment`: selection and
-//!   output, used by all three. `job_runner`: runs each simulation once. `data_points`: our numbers with the papers'.
+//! - `octokv_paper`, `octofas`, `iterkvssd`, `leed`: tables and figures of these papers, in virtual time. `paper_experiment`: selection
+//!   and output, used by all four. `job_runner`: runs each simulation once. `data_points`: our numbers with the papers'.
 //! - `figure_plot`: the plots of a figure.
 //! - [`simulation`]: the papers' machines and loads, simulated around the production node and client.
 //! - `netkvs`: Table 1 of the NetKVS poster, as native runs.
@@ -29,6 +29,7 @@ mod figure_plot;
 mod iterkvssd;
 mod job_runner;
 mod json_report;
+mod leed;
 mod native_runs;
 mod netkvs;
 mod octofas;
@@ -54,5 +55,6 @@ pub fn run(reproduce: &ReproduceArgs, progress: ProgressSink<'_>) -> LabResult {
         Paper::Octokv => octokv_paper::EXPERIMENT.run(reproduce, progress),
         Paper::Octofas => octofas::EXPERIMENT.run(reproduce, progress),
         Paper::Iterkvssd => iterkvssd::EXPERIMENT.run(reproduce, progress),
+        Paper::Leed => leed::EXPERIMENT.run(reproduce, progress),
     }
 }

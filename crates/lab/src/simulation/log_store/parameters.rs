@@ -18,6 +18,8 @@
 use octokv_base::Nanos;
 use octokv_device::ssd_model::DriveProfile;
 use octokv_device::ssd_model::drive_profiles::DCT_983;
+use octokv_engine::common::record::RecordMeta;
+use octokv_engine::log::value_record::value_record_bytes;
 
 /// Value lengths: the paper's objects of 256 B and 1 KB (§4.1). Whether these include the key is not stated.
 pub const VALUE_BYTES: [u32; 2] = [256, 1024];
@@ -122,9 +124,18 @@ pub fn large_drive() -> DriveProfile {
 }
 
 /// The paper's drive for runs with compaction, 350 MB. A flash block has three chunks, as on the whole drive with chunks of 8 MiB, so
-/// that garbage collection of the drive meets the same; its reserve is 4.7 % of the blocks there and 0.4 % of the whole drive's.
-pub fn small_drive() -> DriveProfile {
-    DCT_983.scaled_down(6, 128)
+/// that garbage collection of the drive meets the same; its reserve is 4.7 % of the blocks there and 0.4 % of the whole drive's. For a quick
+/// run a quarter of it, with a chunk in a block.
+pub fn small_drive(is_quick: bool) -> DriveProfile {
+    if is_quick { DCT_983.scaled_down(2, 96) } else { DCT_983.scaled_down(6, 128) }
+}
+
+/// Objects of the runs with compaction, which take [`FILL`] of the drive: decision 0028 has 35.8 B of key log for each object with units of
+/// 512 B, and an id of 4 B beside the record.
+pub fn compaction_objects(value_bytes: u32, is_quick: bool) -> u32 {
+    let record = value_record_bytes(KEY_BYTES, value_bytes, &RecordMeta::PLAIN).next_multiple_of(8);
+    let object_bytes = f64::from(record) + 4.0 + 35.8;
+    (small_drive(is_quick).capacity_bytes as f64 * FILL / object_bytes) as u32
 }
 
 /// The part of the objects with which a quick run is done.
@@ -144,11 +155,17 @@ mod tests {
     #[test]
     fn drives_have_the_sizes_that_the_documentation_says() {
         let chunks = |drive: DriveProfile| drive.capacity_bytes / u64::from(CHUNK_BYTES);
-        assert_eq!((chunks(large_drive()), chunks(small_drive())), (64_401, 5_366));
+        assert_eq!((chunks(large_drive()), chunks(small_drive(false))), (64_401, 5_366));
         let chunks_in_block = |drive: DriveProfile, chunk_bytes: u64| {
             drive.stripe_bytes() * u64::from(drive.pages_per_block) / chunk_bytes
         };
-        assert_eq!(chunks_in_block(small_drive(), CHUNK_BYTES.into()), 3);
+        assert_eq!(chunks_in_block(small_drive(false), CHUNK_BYTES.into()), 3);
         assert_eq!(chunks_in_block(DCT_983, 8 << 20), 3);
+        // Decision 0028: 327.8 B and 1,095.8 B an object.
+        let object_bytes = |value_bytes| {
+            small_drive(false).capacity_bytes as f64 * FILL
+                / f64::from(compaction_objects(value_bytes, false))
+        };
+        assert_eq!([256, 1024].map(|bytes| object_bytes(bytes).round()), [328.0, 1_096.0]);
     }
 }

@@ -1,0 +1,275 @@
+//! Simulated runs of LEED: a filled drive, and phases of load on it.
+
+use crate::job_runner::{Durations, ExperimentJob, JobRunner};
+use crate::simulation::log_store::experiment::{
+    LoadPhase, LogStoreConfig, LogStoreExperiment, LogStoreSettings,
+};
+use crate::simulation::log_store::load_client::{Load, LoadKind, StoredObjects};
+use crate::simulation::log_store::load_stats::LoadStats;
+use crate::simulation::log_store::parameters::{
+    COMPACTION_DEPTH, COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS,
+    UNITS, VALUE_BYTES, compaction_objects, large_drive, objects_of_run, small_drive,
+};
+use octokv_engine::Durability;
+
+const SEED: u64 = 1;
+/// The largest number of requests in flight.
+pub const DEPTH_MAX: usize = DEPTHS[DEPTHS.len() - 1];
+/// Compaction runs between phases when puts may have written so much since the last: the drive has room for three times as much.
+const GARBAGE_BYTES_MAX: u64 = 1 << 30;
+/// The settings of the engine.
+const OWN: LogStoreSettings =
+    LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 };
+/// The same with puts that survive a power loss.
+pub const DURABLE: LogStoreSettings = LogStoreSettings { durability: Durability::PowerSafe, ..OWN };
+
+/// The workloads of Figure 13.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CompactedLoad {
+    /// WR-ONLY: puts of random objects.
+    WritesOnly,
+    /// MIX-50: gets and puts of random objects, half each.
+    Mix50,
+    /// MIX-50-Zipf: the same with skew.
+    Mix50Zipf,
+}
+
+impl CompactedLoad {
+    /// All of them, with the paper's names.
+    pub const ALL: [(CompactedLoad, &str); 3] = [
+        (CompactedLoad::WritesOnly, "WR-ONLY"),
+        (CompactedLoad::Mix50, "MIX-50"),
+        (CompactedLoad::Mix50Zipf, "MIX-50-Zipf"),
+    ];
+
+    /// Its requests, and the puts that come before.
+    pub fn kinds(self) -> [LoadKind; 2] {
+        match self {
+            CompactedLoad::WritesOnly => [LoadKind::Uniform(100); 2],
+            CompactedLoad::Mix50 => [LoadKind::Uniform(50), LoadKind::Uniform(100)],
+            CompactedLoad::Mix50Zipf => [LoadKind::Zipf(50), LoadKind::Zipf(100)],
+        }
+    }
+}
+
+/// Configuration of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeedRunConfig {
+    /// Phases in which no space has to be compacted, by the indices of the value's and the unit's length.
+    BeforeCompaction(usize, usize),
+    /// A load that compaction has to follow, with units of 512 B, by the index of the value's length.
+    Compacted(usize, CompactedLoad),
+}
+
+/// A phase with its result.
+#[derive(Clone, Debug)]
+pub struct RanPhase {
+    /// The settings of the engine.
+    pub settings: LogStoreSettings,
+    /// The phase.
+    pub phase: LoadPhase,
+    /// What it did.
+    pub stats: LoadStats,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Default)]
+pub struct LeedRun(pub Vec<RanPhase>);
+
+impl LeedRun {
+    /// The last phase of a kind of requests, with so many in flight.
+    pub fn requests(&self, settings: LogStoreSettings, kind: LoadKind, depth: usize) -> &LoadStats {
+        let is_wanted = |ran: &&RanPhase| {
+            let LoadPhase::Requests(load) = ran.phase else { return false };
+            (ran.settings, load.kind, load.depth) == (settings, kind, depth)
+        };
+        &self.0.iter().rev().find(is_wanted).expect("the run has this phase").stats
+    }
+
+    /// The phase of this kind of requests with the engine's settings.
+    pub fn of(&self, kind: LoadKind, depth: usize) -> &LoadStats {
+        self.requests(OWN, kind, depth)
+    }
+
+    /// The reads of the drive without the engine.
+    pub fn drive_reads(&self) -> &LoadStats {
+        let ran = self.0.iter().find(|ran| matches!(ran.phase, LoadPhase::DriveReads(..)));
+        &ran.expect("the run has drive reads").stats
+    }
+
+    /// The compaction without load after the puts with these settings.
+    pub fn compaction(&self, settings: LogStoreSettings) -> &LoadStats {
+        let is_wanted = |ran: &&RanPhase| ran.settings == settings && ran.phase == LoadPhase::Compaction;
+        &self.0.iter().find(is_wanted).expect("the run has this phase").stats
+    }
+}
+
+/// The settings with so many sub-compactions and compactions.
+pub fn compacting(sub_compactions: usize, compactions: usize) -> LogStoreSettings {
+    LogStoreSettings { sub_compactions, compactions, ..OWN }
+}
+
+/// The settings of the runs of Figure 13, each once: 13a's, then what 13b has besides.
+pub fn compaction_settings() -> Vec<LogStoreSettings> {
+    let [.., subs_most] = SUB_COMPACTIONS;
+    let of_subs = SUB_COMPACTIONS.map(|subs| compacting(subs, 1));
+    let more = COMPACTIONS.iter().filter(|&&at_once| at_once > 1);
+    of_subs.into_iter().chain(more.map(|&at_once| compacting(subs_most, at_once))).collect()
+}
+
+/// A load of so many in flight. One alone needs fewer requests for a mean; many need some rounds.
+fn load(kind: LoadKind, depth: usize, durations: &Durations) -> Load {
+    let measured = match depth {
+        1 => durations.requests / 20,
+        2..64 => durations.requests / 2,
+        _ => durations.requests,
+    } as u32;
+    Load { kind, depth, warm_up: measured / 5, measured, seed: SEED }
+}
+
+/// The phases before compaction with the engine's settings, then those with durable puts.
+fn phases_before_compaction(durations: &Durations) -> [Vec<LoadPhase>; 2] {
+    let of = |kind, depth| LoadPhase::Requests(load(kind, depth, durations));
+    let mut phases = vec![LoadPhase::DriveReads(DEPTH_MAX, durations.requests as u32)];
+    phases.extend(DEPTHS.map(|depth| of(LoadKind::Uniform(0), depth)));
+    phases.extend(
+        PUT_PERCENTS.iter().filter(|&&puts| puts > 0).map(|&puts| of(LoadKind::Uniform(puts), DEPTH_MAX)),
+    );
+    phases.extend(
+        DEPTHS.iter().filter(|&&depth| depth < DEPTH_MAX).map(|&depth| of(LoadKind::Uniform(100), depth)),
+    );
+    // Each object is deleted once, and put again.
+    let in_order = |kind| match load(kind, 1, durations) {
+        load => LoadPhase::Requests(Load { measured: load.measured + load.warm_up, warm_up: 0, ..load }),
+    };
+    phases.extend([of(LoadKind::Deletes, 1), in_order(LoadKind::PutsInOrder)]);
+    let durable = [1, DEPTH_MAX].map(|depth| of(LoadKind::Uniform(100), depth));
+    [phases, durable.to_vec()]
+}
+
+/// Adds compactions, so that the garbage of puts, each with an image and a record, never is more than [`GARBAGE_BYTES_MAX`].
+fn with_compactions(phases: Vec<LoadPhase>, put_bytes: u64) -> Vec<LoadPhase> {
+    let (mut all, mut written) = (Vec::new(), 0);
+    for phase in phases {
+        let puts = match phase {
+            LoadPhase::Requests(load) => match load.kind {
+                LoadKind::Uniform(percent) | LoadKind::Zipf(percent) => {
+                    u64::from(load.warm_up + load.measured) * u64::from(percent) / 100
+                }
+                _ => u64::from(load.warm_up + load.measured),
+            },
+            LoadPhase::Compaction | LoadPhase::DriveReads(..) => 0,
+        };
+        if written + puts * put_bytes > GARBAGE_BYTES_MAX {
+            all.push(LoadPhase::Compaction);
+            written = 0;
+        }
+        written += puts * put_bytes;
+        all.push(phase);
+    }
+    all
+}
+
+/// Runs phases, and pairs each with its result.
+fn run_phases(
+    experiment: &LogStoreExperiment,
+    settings: LogStoreSettings,
+    phases: &[LoadPhase],
+) -> Result<Vec<RanPhase>, String> {
+    let all = experiment.run(settings, phases)?;
+    Ok(phases.iter().zip(all).map(|(&phase, stats)| RanPhase { settings, phase, stats }).collect())
+}
+
+fn run_before_compaction(size: usize, unit: usize, durations: &Durations) -> Result<LeedRun, String> {
+    let (value_bytes, unit_bytes) = (VALUE_BYTES[size], UNITS[unit]);
+    let count = objects_of_run(OBJECTS[unit], durations.is_quick);
+    let experiment = LogStoreExperiment::new(LogStoreConfig {
+        drive: large_drive(),
+        unit_bytes,
+        stores: STORES,
+        objects: StoredObjects { count, value_bytes },
+        seed: SEED,
+    })?;
+    let put_bytes = u64::from(value_bytes) + u64::from(2 * unit_bytes).max(1536);
+    let [own, durable] =
+        phases_before_compaction(durations).map(|phases| with_compactions(phases, put_bytes));
+    let mut all = run_phases(&experiment, OWN, &own)?;
+    all.extend(run_phases(&experiment, DURABLE, &durable)?);
+    let compacted = all.iter().find(|ran| {
+        ran.phase != LoadPhase::Compaction && ran.stats.counted(|logs| logs.compaction_rounds) > 0.0
+    });
+    match compacted {
+        Some(ran) => Err(format!("{:?} is not before compaction", ran.phase)),
+        None => Ok(LeedRun(all)),
+    }
+}
+
+fn run_compacted(size: usize, workload: CompactedLoad, durations: &Durations) -> Result<LeedRun, String> {
+    let (value_bytes, drive) = (VALUE_BYTES[size], small_drive(durations.is_quick));
+    let count = compaction_objects(value_bytes, durations.is_quick);
+    let experiment = LogStoreExperiment::new(LogStoreConfig {
+        drive,
+        unit_bytes: UNITS[0],
+        stores: COMPACTION_STORES,
+        objects: StoredObjects { count, value_bytes },
+        seed: SEED,
+    })?;
+    let [kind, puts] = workload.kinds();
+    // Until the garbage of the fill, which is not as that of a load, is gone: the free and the garbage part of the drive, several times.
+    let ageing = Load { warm_up: 0, measured: count + count / 2, ..load(puts, COMPACTION_DEPTH, durations) };
+    run_phases(&experiment, OWN, &[LoadPhase::Requests(ageing)])?;
+    let mut all = Vec::new();
+    for settings in compaction_settings() {
+        let phase = LoadPhase::Requests(load(kind, COMPACTION_DEPTH, durations));
+        all.extend(run_phases(&experiment, settings, &[phase])?);
+    }
+    if workload == CompactedLoad::WritesOnly {
+        // What is compacted alone has to be there again for each setting.
+        let again = Load { warm_up: 0, measured: count / 2, ..ageing };
+        for settings in compaction_settings() {
+            run_phases(&experiment, OWN, &[LoadPhase::Requests(again)])?;
+            all.extend(run_phases(&experiment, settings, &[LoadPhase::Compaction])?);
+        }
+    }
+    Ok(LeedRun(all))
+}
+
+impl ExperimentJob for LeedRunConfig {
+    type Output = LeedRun;
+
+    fn run(&self, durations: &Durations) -> Result<LeedRun, String> {
+        match *self {
+            LeedRunConfig::BeforeCompaction(size, unit) => run_before_compaction(size, unit, durations),
+            LeedRunConfig::Compacted(size, workload) => run_compacted(size, workload, durations),
+        }
+    }
+}
+
+/// Runner of these configurations.
+pub type LeedRunner = JobRunner<LeedRunConfig>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn puts_are_compacted_before_their_garbage_fills_the_drive() {
+        let durations = Durations::for_mode(false);
+        let [phases, _] = phases_before_compaction(&durations);
+        let compactions = |put_bytes| {
+            let all = with_compactions(phases.clone(), put_bytes);
+            all.iter().filter(|&&phase| phase == LoadPhase::Compaction).count()
+        };
+        // 5.5 · 120,000 puts of the mixes, 300,000 and more of the depths.
+        assert_eq!([1, 1_792, 9_216].map(compactions), [0, 1, 10]);
+    }
+
+    #[test]
+    fn each_setting_of_both_figures_is_run_once() {
+        let settings = compaction_settings();
+        assert_eq!(settings.len(), SUB_COMPACTIONS.len() + COMPACTIONS.len() - 1);
+        for subs in SUB_COMPACTIONS {
+            assert_eq!(settings.iter().filter(|&&of| of == compacting(subs, 1)).count(), 1, "{subs}");
+        }
+    }
+}
