@@ -2,5 +2,6 @@
 //! One binary: a second one would compile the node's generic code again.
 
 mod iterator_simulation;
+mod log_store_simulation;
 mod multi_tenant_simulation;
 mod simulation;

@@ -10,10 +10,10 @@ use crate::simulation::log_store::experiment::LogStoreSettings;
 use crate::simulation::log_store::load_client::LoadKind;
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    COMPACTION_DEPTH, COMPACTIONS, DEPTHS, KEY_BYTES, PAPER_CO_SCHEDULING_PERCENT, PAPER_DRIVES, PAPER_FAWN,
-    PAPER_KVELL, PAPER_LEED, PAPER_MEMORY_BYTES, PAPER_PUT_OVER_DELETE_US, PAPER_SSD_PERCENT,
-    PAPER_SUB_COMPACTIONS_GAIN, PAPER_TEN_PERCENT_PUTS, PUT_PERCENTS, PublishedRow, SUB_COMPACTIONS, UNITS,
-    VALUE_BYTES, command_cost, large_drive,
+    COMPACTIONS, DEPTHS, KEY_BYTES, PAPER_CO_SCHEDULING_PERCENT, PAPER_DRIVES, PAPER_FAWN, PAPER_KVELL,
+    PAPER_LEED, PAPER_MEMORY_BYTES, PAPER_PUT_OVER_DELETE_US, PAPER_SSD_PERCENT, PAPER_SUB_COMPACTIONS_GAIN,
+    PAPER_TEN_PERCENT_PUTS, PUT_PERCENTS, PublishedRow, SUB_COMPACTIONS, UNITS, VALUE_BYTES, command_cost,
+    modelled_drive,
 };
 use anyhow::Result;
 use octokv_device::Geometry;
@@ -106,7 +106,7 @@ pub fn table_3(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
 /// The first run that failed.
 pub fn limits(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("limits");
-    let drive = large_drive();
+    let drive = modelled_drive();
     for (size, unit, name, run) in runs_before_compaction(runs)? {
         let (gets, puts) = (run.of(GETS, DEPTH_MAX), run.of(PUTS, DEPTH_MAX));
         for (what, kind) in [("gets", GETS), ("puts", PUTS)] {
@@ -232,10 +232,6 @@ fn runs_compacted(runs: &mut LeedRunner) -> Result<Vec<CompactedRun>> {
     Ok(named.collect())
 }
 
-fn compacted(run: &LeedRun, load: CompactedLoad, settings: LogStoreSettings) -> &LoadStats {
-    run.requests(settings, load.kinds()[0], COMPACTION_DEPTH)
-}
-
 /// Chunks that compaction without load frees per second.
 fn freed_per_s(stats: &LoadStats) -> f64 {
     let free = |engine: &octokv_engine::EngineStatistics| engine.log.unwrap_or_default().free_chunks as f64;
@@ -249,9 +245,9 @@ type SettingOnAxis = (usize, LogStoreSettings);
 
 /// Adds the throughput of each workload by a setting, and that of compaction without load.
 fn add_by_setting(points: &mut DataPoints, all: &[CompactedRun], settings: &[SettingOnAxis]) {
-    for (_, load, name, run) in all {
+    for (.., name, run) in all {
         for (x, settings) in settings {
-            let rate = compacted(run, *load, *settings).per_second();
+            let rate = run.last_requests(*settings).per_second();
             points.add(name, &x.to_string(), rate / 1e3, "K/s");
         }
     }
@@ -266,9 +262,10 @@ fn add_by_setting(points: &mut DataPoints, all: &[CompactedRun], settings: &[Set
 /// The gain of one setting over another, mean of the workloads, by the index of the value's length.
 fn mean_gains(all: &[CompactedRun], over: LogStoreSettings, of: LogStoreSettings) -> [f64; 2] {
     [0, 1].map(|size| {
-        let gains = all.iter().filter(|run| run.0 == size).map(|(_, load, _, run)| {
-            compacted(run, *load, of).per_second() / compacted(run, *load, over).per_second()
-        });
+        let gains = all
+            .iter()
+            .filter(|run| run.0 == size)
+            .map(|(.., run)| run.last_requests(of).per_second() / run.last_requests(over).per_second());
         gains.clone().sum::<f64>() / gains.count() as f64
     })
 }
@@ -287,8 +284,8 @@ pub fn figure_13a(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
         let series = format!("gain of 8 sub-compactions, mean of the workloads, {}", size_name(*bytes));
         points.add_with_paper(&series, "8", Some(PAPER_SUB_COMPACTIONS_GAIN), gain, "times");
     }
-    for (_, load, name, run) in &all {
-        let stats = compacted(run, *load, eight);
+    for (.., name, run) in &all {
+        let stats = run.last_requests(eight);
         let puts = stats.latency_ns[1].len() as f64;
         let series = format!("with 8 sub-compactions, {name}");
         points.add(&series, "live", stats.fill() * 100.0, "%");

@@ -7,8 +7,9 @@ use crate::simulation::log_store::experiment::{
 use crate::simulation::log_store::load_client::{Load, LoadKind, StoredObjects};
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    COMPACTION_DEPTH, COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS,
-    UNITS, VALUE_BYTES, compaction_objects, large_drive, objects_of_run, small_drive,
+    COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS,
+    VALUE_BYTES, compaction_depth, compaction_objects, compaction_volume_bytes, modelled_drive,
+    objects_of_run,
 };
 use octokv_engine::Durability;
 
@@ -95,6 +96,13 @@ impl LeedRun {
     pub fn drive_reads(&self) -> &LoadStats {
         let ran = self.0.iter().find(|ran| matches!(ran.phase, LoadPhase::DriveReads(..)));
         &ran.expect("the run has drive reads").stats
+    }
+
+    /// The last load with these settings.
+    pub fn last_requests(&self, settings: LogStoreSettings) -> &LoadStats {
+        let is_wanted =
+            |ran: &&RanPhase| ran.settings == settings && matches!(ran.phase, LoadPhase::Requests(_));
+        &self.0.iter().rev().find(is_wanted).expect("the run has this phase").stats
     }
 
     /// The compaction without load after the puts with these settings.
@@ -184,7 +192,8 @@ fn run_before_compaction(size: usize, unit: usize, durations: &Durations) -> Res
     let (value_bytes, unit_bytes) = (VALUE_BYTES[size], UNITS[unit]);
     let count = objects_of_run(OBJECTS[unit], durations.is_quick);
     let experiment = LogStoreExperiment::new(LogStoreConfig {
-        drive: large_drive(),
+        drive: modelled_drive(),
+        volume_bytes: modelled_drive().capacity_bytes,
         unit_bytes,
         stores: STORES,
         objects: StoredObjects { count, value_bytes },
@@ -205,31 +214,29 @@ fn run_before_compaction(size: usize, unit: usize, durations: &Durations) -> Res
 }
 
 fn run_compacted(size: usize, workload: CompactedLoad, durations: &Durations) -> Result<LeedRun, String> {
-    let (value_bytes, drive) = (VALUE_BYTES[size], small_drive(durations.is_quick));
+    let value_bytes = VALUE_BYTES[size];
     let count = compaction_objects(value_bytes, durations.is_quick);
     let experiment = LogStoreExperiment::new(LogStoreConfig {
-        drive,
+        drive: modelled_drive(),
+        volume_bytes: compaction_volume_bytes(durations.is_quick),
         unit_bytes: UNITS[0],
         stores: COMPACTION_STORES,
         objects: StoredObjects { count, value_bytes },
         seed: SEED,
     })?;
-    let [kind, puts] = workload.kinds();
-    // Until the garbage of the fill, which is not as that of a load, is gone: the free and the garbage part of the drive, several times.
-    let ageing = Load { warm_up: 0, measured: count + count / 2, ..load(puts, COMPACTION_DEPTH, durations) };
+    let ([kind, puts], depth) = (workload.kinds(), compaction_depth(durations.is_quick));
+    // The garbage that the fill has left is not as that of a load.
+    let ageing = Load { warm_up: 0, measured: count / 2, ..load(puts, depth, durations) };
     run_phases(&experiment, OWN, &[LoadPhase::Requests(ageing)])?;
+    // A compaction takes all garbage, which an eighth of the objects brings back several times.
+    let before = Load { measured: count / 8, ..ageing };
     let mut all = Vec::new();
     for settings in compaction_settings() {
-        let phase = LoadPhase::Requests(load(kind, COMPACTION_DEPTH, durations));
-        all.extend(run_phases(&experiment, settings, &[phase])?);
-    }
-    if workload == CompactedLoad::WritesOnly {
-        // What is compacted alone has to be there again for each setting.
-        let again = Load { warm_up: 0, measured: count / 2, ..ageing };
-        for settings in compaction_settings() {
-            run_phases(&experiment, OWN, &[LoadPhase::Requests(again)])?;
-            all.extend(run_phases(&experiment, settings, &[LoadPhase::Compaction])?);
+        let mut phases = vec![LoadPhase::Requests(before), LoadPhase::Requests(load(kind, depth, durations))];
+        if workload == CompactedLoad::WritesOnly {
+            phases.push(LoadPhase::Compaction);
         }
+        all.extend(run_phases(&experiment, settings, &phases)?);
     }
     Ok(LeedRun(all))
 }

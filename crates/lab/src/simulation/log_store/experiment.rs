@@ -45,6 +45,8 @@ const FILL_DEPTH: usize = 256;
 pub struct LogStoreConfig {
     /// The drive.
     pub drive: DriveProfile,
+    /// Bytes of the volume, at most the drive's.
+    pub volume_bytes: u64,
     /// Bytes of a logical block, and of a unit of the volume.
     pub unit_bytes: u32,
     /// Stores of the volume.
@@ -114,7 +116,7 @@ impl LogStoreExperiment {
         });
         let model = SsdModel::new(config.drive, config.unit_bytes);
         let ssd = SharedSsd::new(model, config.unit_bytes as usize);
-        let blocks = config.drive.capacity_bytes / u64::from(config.unit_bytes);
+        let blocks = config.volume_bytes / u64::from(config.unit_bytes);
         let drive = ModelledDrive::new(&ssd, (blocks, false), &sim).with_command_cost(command_cost());
         let device = drive.open_for_core(&handle).map_err(|error| error.to_string())?;
         let core = handle.cpu_time().reader();
