@@ -7,9 +7,9 @@ use crate::simulation::log_store::experiment::{
 use crate::simulation::log_store::load_client::{Load, LoadKind, StoredObjects};
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS,
-    VALUE_BYTES, compaction_depth, compaction_objects, compaction_volume_bytes, modelled_drive,
-    objects_of_run,
+    CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS,
+    STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES, compaction_depth, compaction_objects,
+    compaction_volume_bytes, modelled_drive, objects_of_run,
 };
 use octokv_engine::Durability;
 
@@ -104,12 +104,6 @@ impl LeedRun {
             |ran: &&RanPhase| ran.settings == settings && matches!(ran.phase, LoadPhase::Requests(_));
         &self.0.iter().rev().find(is_wanted).expect("the run has this phase").stats
     }
-
-    /// The compaction without load after the puts with these settings.
-    pub fn compaction(&self, settings: LogStoreSettings) -> &LoadStats {
-        let is_wanted = |ran: &&RanPhase| ran.settings == settings && ran.phase == LoadPhase::Compaction;
-        &self.0.iter().find(is_wanted).expect("the run has this phase").stats
-    }
 }
 
 /// The settings with so many sub-compactions and compactions.
@@ -125,13 +119,15 @@ pub fn compaction_settings() -> Vec<LogStoreSettings> {
     of_subs.into_iter().chain(more.map(|&at_once| compacting(subs_most, at_once))).collect()
 }
 
-/// A load of so many in flight. One alone needs fewer requests for a mean; many need some rounds.
+/// A load of so many in flight: few in flight need fewer requests for a mean.
 fn load(kind: LoadKind, depth: usize, durations: &Durations) -> Load {
-    let measured = match depth {
-        1 => durations.requests / 20,
-        2..64 => durations.requests / 2,
-        _ => durations.requests,
-    } as u32;
+    let parts = match depth {
+        1 => 20,
+        2..32 => 10,
+        32..512 => 4,
+        _ => 1,
+    };
+    let measured = (durations.requests / parts) as u32;
     Load { kind, depth, warm_up: measured / 5, measured, seed: SEED }
 }
 
@@ -195,6 +191,7 @@ fn run_before_compaction(size: usize, unit: usize, durations: &Durations) -> Res
         drive: modelled_drive(),
         volume_bytes: modelled_drive().capacity_bytes,
         unit_bytes,
+        chunk_bytes: CHUNK_BYTES,
         stores: STORES,
         objects: StoredObjects { count, value_bytes },
         seed: SEED,
@@ -220,23 +217,19 @@ fn run_compacted(size: usize, workload: CompactedLoad, durations: &Durations) ->
         drive: modelled_drive(),
         volume_bytes: compaction_volume_bytes(durations.is_quick),
         unit_bytes: UNITS[0],
+        chunk_bytes: if durations.is_quick { CHUNK_BYTES } else { COMPACTED_CHUNK_BYTES },
         stores: COMPACTION_STORES,
         objects: StoredObjects { count, value_bytes },
         seed: SEED,
     })?;
     let ([kind, puts], depth) = (workload.kinds(), compaction_depth(durations.is_quick));
-    // The garbage that the fill has left is not as that of a load.
-    let ageing = Load { warm_up: 0, measured: count / 2, ..load(puts, depth, durations) };
+    // The fill has left no garbage, and the oldest chunks of a log that has seen a load have the most.
+    let ageing = Load { warm_up: 0, measured: count, ..load(puts, depth, durations) };
     run_phases(&experiment, OWN, &[LoadPhase::Requests(ageing)])?;
-    // A compaction takes all garbage, which an eighth of the objects brings back several times.
-    let before = Load { measured: count / 8, ..ageing };
+    let measured = [LoadPhase::Requests(load(kind, depth, durations))];
     let mut all = Vec::new();
     for settings in compaction_settings() {
-        let mut phases = vec![LoadPhase::Requests(before), LoadPhase::Requests(load(kind, depth, durations))];
-        if workload == CompactedLoad::WritesOnly {
-            phases.push(LoadPhase::Compaction);
-        }
-        all.extend(run_phases(&experiment, settings, &phases)?);
+        all.extend(run_phases(&experiment, settings, &measured)?);
     }
     Ok(LeedRun(all))
 }
@@ -267,7 +260,7 @@ mod tests {
             let all = with_compactions(phases.clone(), put_bytes);
             all.iter().filter(|&&phase| phase == LoadPhase::Compaction).count()
         };
-        // 5.5 · 120,000 puts of the mixes, 300,000 and more of the depths.
+        // 2.6 · 120,000 puts of the mixes, 144,000 of the depths.
         assert_eq!([1, 1_792, 9_216].map(compactions), [0, 1, 10]);
     }
 

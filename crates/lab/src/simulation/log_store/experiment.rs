@@ -10,7 +10,7 @@
 
 use super::load_client::{Load, LoadKind, StoredObjects, run_load};
 use super::load_stats::{LoadStats, Moment};
-use super::parameters::{CHUNK_BYTES, POOL_BYTES, VALUE_BYTES_MAX, command_cost};
+use super::parameters::{POOL_BYTES, VALUE_BYTES_MAX, command_cost};
 use crate::simulation::node::host_handle;
 use crate::simulation::ssd_device::{ModelledDrive, SharedSsd};
 use futures_util::future::{Either, join, select};
@@ -37,8 +37,9 @@ use std::sync::Arc;
 const MIN_ITERATION_COST: Nanos = Nanos(100);
 /// The time limit of one phase list.
 const RUN_LIMIT: Nanos = Nanos::from_secs(100_000);
-/// Puts in flight while the store is filled. That time does not matter.
-const FILL_DEPTH: usize = 256;
+/// Puts in flight while the store is filled. That time does not matter; with more, the first segments of a store are never idle, and are not
+/// split before they are full.
+const FILL_DEPTH: usize = 16;
 
 /// A drive and what is stored on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +50,8 @@ pub struct LogStoreConfig {
     pub volume_bytes: u64,
     /// Bytes of a logical block, and of a unit of the volume.
     pub unit_bytes: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
     /// Stores of the volume.
     pub stores: u16,
     /// The objects.
@@ -138,7 +141,7 @@ impl LogStoreExperiment {
             unit_bytes: Some(self.config.unit_bytes),
             value_bytes_max: VALUE_BYTES_MAX,
             partitions: self.config.stores,
-            chunk_bytes: Some(CHUNK_BYTES),
+            chunk_bytes: Some(self.config.chunk_bytes),
             seed: self.config.seed,
             ..FormatConfig::default()
         }
