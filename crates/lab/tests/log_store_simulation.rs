@@ -30,6 +30,7 @@ fn store(objects: StoredObjects, stores: u16) -> LogStoreExperiment {
         volume_bytes: 64 << 20,
         unit_bytes: 512,
         stores,
+        chunk_bytes: 64 << 10,
         objects,
         seed: 1,
     })

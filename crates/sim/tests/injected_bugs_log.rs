@@ -15,7 +15,8 @@ fn segments_are_split_and_logs_compacted_beside_crashes() {
     let (mut log, mut checkpoints, mut crashes, mut errors, mut bits) =
         (octokv_sim::stats::LogWorkStats::default(), 0, 0, 0, 0);
     for seed in 100..140 {
-        let stats = run_seed(seed, Scenario::Log, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
+        let stats =
+            run_seed(seed, Scenario::Log, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
         log.splits += stats.log.splits;
         log.rounds += stats.log.rounds;
         log.moved_images += stats.log.moved_images;

@@ -240,7 +240,14 @@ impl LogCore {
         let (mut appended, mut failure) = (Vec::with_capacity(group.len()), None);
         for (record, read) in group.iter().zip(join_all(reads).await) {
             let new = match read {
-                Ok(MovedRecord::Intact(..)) if !self.may_move(store, held, record) => continue,
+                Ok(MovedRecord::Intact(..)) if !self.may_move(store, held, record, visit.target) => {
+                    // The window does not reach to it any more; a pinned chunk keeps it.
+                    if visit.target != VisitTarget::Window {
+                        visit.is_short = true;
+                        visit.left.insert(record.key.clone());
+                    }
+                    continue;
+                }
                 Ok(MovedRecord::Intact(buffer, value)) => {
                     self.append_moved(store, held, record, &buffer[value], &mut visit.image).map(Some)
                 }
@@ -300,9 +307,16 @@ impl LogCore {
     /// Whether a record is moved now. One that has no part in the head chunk is left to a later round if that would take the chunks in
     /// which the records of the head chunk go: this visit and the others move those alone then. How much a round moves is only expected
     /// before it begins, and segments may have much more than the others.
-    fn may_move(&self, store: &Store, held: &HeldSegment<'_>, record: &RecordToMove) -> bool {
-        let head_end = held.with(|state, _| ChunkIndex(state.values.head().0 + 1));
-        if self.is_in_window(record, head_end) {
+    fn may_move(
+        &self,
+        store: &Store,
+        held: &HeldSegment<'_>,
+        record: &RecordToMove,
+        target: VisitTarget,
+    ) -> bool {
+        let head = held.with(|state, _| state.values.head());
+        let head_end = ChunkIndex(head.0 + 1);
+        if self.is_in(record, &VisitedChunks::Indices(head..head_end)) {
             return true;
         }
         let (layout, limits) = (self.volume.layout(), self.volume.pool.limits());
@@ -310,7 +324,7 @@ impl LogCore {
         let of_head = 2 + limits.value - limits.key;
         let of_record = store.tail.lock().chunks_of(record.record_bytes().div_ceil(1 << layout.granule_log2));
         let has_space = self.volume.passes.spare_chunks(&self.volume.pool) >= of_record + of_head;
-        if !has_space {
+        if !has_space && target == VisitTarget::Window {
             held.with(|state, _| {
                 if let Some(window) = &mut state.window {
                     window.set_reach(head_end);
