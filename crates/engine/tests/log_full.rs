@@ -2,7 +2,7 @@
 //! that deletes made room for.
 
 use crate::common::log_fixture::{LogFixture, log_volume};
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
@@ -11,6 +11,7 @@ use octokv_engine::{DeleteOutcome, Engine, FormatConfig, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::pin::pin;
 
 /// The lengths of the values of a volume.
 #[derive(Clone, Copy)]
@@ -90,6 +91,28 @@ fn a_full_volume_refuses_puts_and_serves_reads_deletes_and_overwrites() {
         let want = [Some(2), Some(1), None, Some(1)][key as usize % 4];
         assert_eq!(value.map(|value| operation_of(&name, value.as_bytes())), want, "key {key}");
     }
+}
+
+/// Writers that are more than segments hold each of these all the time, and it has to be split all the same.
+#[test]
+fn many_writers_of_a_new_volume_are_not_refused() {
+    let (disk, engines, mut random) = log_volume(&LogFixture { cores: 1, ..LogFixture::default() }, 7);
+    let (engine, keys, next) = (&engines[0], 4_000, Cell::new(0));
+    let writer = || async {
+        while next.get() < keys {
+            let key = next.replace(next.get() + 1);
+            assert_eq!(put(engine, Lengths::Short, key, 1).await, PutOutcome::Stored, "key {key}");
+        }
+    };
+    let writers = pin!(join_all((0..200).map(|_| writer())));
+    let background = pin!(engine.run_abandoned());
+    let has_ended = matches!(run(&disk, &mut random, select(background, writers)), Either::Right(_));
+    assert!(has_ended, "the background work has ended");
+    let statistics = engine.statistics();
+    let entries = statistics.log.map(|log| (log.entry_bytes / log.segments, log.segments));
+    // The target of this volume is 200 B, and splits lag by a quarter at most, and what the writers have in progress.
+    assert!(entries.is_some_and(|(bytes, _)| bytes < 400), "{entries:?} of {} keys", statistics.keys);
+    check(&disk, engine, &mut random, keys, 1);
 }
 
 /// A nearly full volume and its writers.

@@ -43,22 +43,30 @@ impl LogCore {
     /// # Errors
     /// As for [`LogCore::split_once`].
     pub(super) async fn note_growth(&self, store: &Store) -> Result<(), EngineError> {
-        let settings = &self.volume.settings;
+        if !self.volume.may_split() || self.split_lag_percent(store) <= 100 {
+            return Ok(());
+        }
+        self.splits.set();
+        let most = 100 + u64::from(self.volume.settings.split_lag_percent);
+        if self.split_lag_percent(store) > most {
+            // Without turns, writers that split one segment hold it for each other, and none ever holds it alone.
+            let _turn = self.volume.split_locks.lock(store.id.into()).await;
+            if self.split_lag_percent(store) > most {
+                // Boxed because it is rare: it would enlarge every put's future.
+                Box::pin(self.split_once(store)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of entries of a store, in percent of what its segments should have, rounded up.
+    fn split_lag_percent(&self, store: &Store) -> u64 {
         let (entry_bytes, segments) = {
             let state = store.state.lock();
             (state.totals.entry_bytes, state.table.segments())
         };
-        let target_bytes = segments.saturating_mul(settings.segment_target_bytes.into());
-        if entry_bytes <= target_bytes || !self.volume.may_split() {
-            return Ok(());
-        }
-        self.splits.set();
-        let lag_bytes = target_bytes / 100 * u64::from(settings.split_lag_percent);
-        if entry_bytes > target_bytes + lag_bytes {
-            // Boxed because it is rare: it would enlarge every put's future.
-            Box::pin(self.split_once(store)).await?;
-        }
-        Ok(())
+        let target_bytes = segments.saturating_mul(self.volume.settings.segment_target_bytes.into()).max(1);
+        entry_bytes.saturating_mul(100).div_ceil(target_bytes)
     }
 
     /// Splits what is due, for ever. Failures end in those of writes.

@@ -71,6 +71,8 @@ pub struct LogVolume {
     pub(super) compactions: RunningCompactions,
     /// Of checkpoints and of changes of the superblock.
     pub(super) maintenance_locks: KeyLocks,
+    /// Of each store, by its number: writers that split because splits lag wait for each other, so that one holds the segment alone.
+    pub(super) split_locks: KeyLocks,
     pub(super) abandoned: AbandonedCount,
     pub(super) clock: WallClock,
     /// Tombstones of lower versions are as absent keys.
@@ -120,6 +122,7 @@ impl LogVolume {
             passes,
             compactions: RunningCompactions::default(),
             maintenance_locks: KeyLocks::default(),
+            split_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
             clock: config.clock,
             forgotten_below: AtomicU64::new(superblock.forgotten_below.to_bits()),
