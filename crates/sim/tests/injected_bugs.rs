@@ -3,6 +3,7 @@
 
 use octokv_engine::bug_injection::{InjectedBug, inject, injected};
 use octokv_sim::{Scenario, SweepConfig, SweepResult, run_seed, run_sweep};
+use std::ops::Range;
 use std::sync::Once;
 
 /// Silences panics while a bug is injected: a failed assertion is an expected finding.
@@ -19,18 +20,22 @@ fn silence_expected_panics() {
 }
 
 /// Runs seeds of a scenario with an injected bug.
-fn run_with_bug(bug: InjectedBug, scenario: Scenario, seeds: u64) -> SweepResult {
+fn run_with_bug(bug: InjectedBug, scenario: Scenario, seeds: Range<u64>) -> SweepResult {
     silence_expected_panics();
     inject(Some(bug));
-    let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(0..seeds) };
+    let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(seeds) };
     let outcome = run_sweep(&config, |_| true);
     inject(None);
     outcome
 }
 
 pub(crate) fn assert_found(bug: InjectedBug, scenario: Scenario, seeds: u64) {
-    let outcome = run_with_bug(bug, scenario, seeds);
-    let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in {seeds} seeds"));
+    assert_found_among(bug, scenario, 0..seeds);
+}
+
+pub(crate) fn assert_found_among(bug: InjectedBug, scenario: Scenario, seeds: Range<u64>) {
+    let outcome = run_with_bug(bug, scenario, seeds.clone());
+    let failure = outcome.failure.unwrap_or_else(|| panic!("{bug:?} is not found in seeds {seeds:?}"));
     println!(
         "{bug:?}, after {} seeds: {}",
         outcome.seeds,
@@ -118,7 +123,7 @@ fn a_cache_that_is_filled_with_a_value_of_before_a_change_is_found() {
 #[test]
 fn colliding_fingerprints_alone_are_no_bug() {
     for scenario in [Scenario::Calm, Scenario::Crashes] {
-        let outcome = run_with_bug(InjectedBug::NarrowTags, scenario, 150);
+        let outcome = run_with_bug(InjectedBug::NarrowTags, scenario, 0..150);
         assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
     }
 }
@@ -126,7 +131,7 @@ fn colliding_fingerprints_alone_are_no_bug() {
 #[test]
 fn values_in_pieces_alone_are_no_bug() {
     for scenario in [Scenario::Calm, Scenario::Crashes, Scenario::Disk] {
-        let outcome = run_with_bug(InjectedBug::ScatterValues, scenario, 60);
+        let outcome = run_with_bug(InjectedBug::ScatterValues, scenario, 0..60);
         assert_eq!(outcome.failure.map(|failure| failure.to_string()), None);
     }
     // Compaction joins them in the seeds that have it.

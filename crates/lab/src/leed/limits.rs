@@ -76,7 +76,7 @@ mod tests {
         assert_eq!((commands_per_s(&DCT_983) / 3.0 / 1e3).round(), 180.0);
         // 0.95 µs a written KB.
         assert_eq!((1e9 / programmed_per_s(&DCT_983) * 100.0).round(), 95.0);
-        assert_eq!(requests_by_dies(&DCT_983, 2.0, 0.0), 200_000.0);
+        assert_eq!(requests_by_dies(&DCT_983, 2.0, 0.0).round(), 200_000.0);
     }
 
     #[test]

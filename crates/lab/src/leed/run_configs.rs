@@ -155,15 +155,7 @@ fn phases_before_compaction(durations: &Durations) -> [Vec<LoadPhase>; 2] {
 fn with_compactions(phases: Vec<LoadPhase>, put_bytes: u64) -> Vec<LoadPhase> {
     let (mut all, mut written) = (Vec::new(), 0);
     for phase in phases {
-        let puts = match phase {
-            LoadPhase::Requests(load) => match load.kind {
-                LoadKind::Uniform(percent) | LoadKind::Zipf(percent) => {
-                    u64::from(load.warm_up + load.measured) * u64::from(percent) / 100
-                }
-                _ => u64::from(load.warm_up + load.measured),
-            },
-            LoadPhase::Compaction | LoadPhase::DriveReads(..) => 0,
-        };
+        let puts = puts_of(&phase);
         if written + puts * put_bytes > GARBAGE_BYTES_MAX {
             all.push(LoadPhase::Compaction);
             written = 0;
@@ -172,6 +164,19 @@ fn with_compactions(phases: Vec<LoadPhase>, put_bytes: u64) -> Vec<LoadPhase> {
         all.push(phase);
     }
     all
+}
+
+/// The puts of a phase, and its deletes, each of which writes an image, too.
+fn puts_of(phase: &LoadPhase) -> u64 {
+    match phase {
+        LoadPhase::Requests(load) => match load.kind {
+            LoadKind::Uniform(percent) | LoadKind::Zipf(percent) => {
+                u64::from(load.warm_up + load.measured) * u64::from(percent) / 100
+            }
+            _ => u64::from(load.warm_up + load.measured),
+        },
+        LoadPhase::Compaction | LoadPhase::DriveReads(..) => 0,
+    }
 }
 
 /// Runs phases, and pairs each with its result.
@@ -260,8 +265,18 @@ mod tests {
             let all = with_compactions(phases.clone(), put_bytes);
             all.iter().filter(|&&phase| phase == LoadPhase::Compaction).count()
         };
-        // 2.6 · 120,000 puts of the mixes, 144,000 of the depths.
-        assert_eq!([1, 1_792, 9_216].map(compactions), [0, 1, 10]);
+        let puts: u64 = phases.iter().map(puts_of).sum();
+        // The fewest compactions leave half of the bound unused at most, on average.
+        for put_bytes in [1, 1_792, 9_216, 30_000] {
+            let bytes = puts * put_bytes;
+            let least = bytes.div_ceil(GARBAGE_BYTES_MAX).saturating_sub(1) as usize;
+            let most = (2 * bytes / GARBAGE_BYTES_MAX) as usize;
+            assert!(
+                (least..=most).contains(&compactions(put_bytes)),
+                "{put_bytes}: {}",
+                compactions(put_bytes)
+            );
+        }
     }
 
     #[test]

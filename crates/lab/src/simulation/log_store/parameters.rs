@@ -130,7 +130,7 @@ pub fn modelled_drive() -> DriveProfile {
 
 /// Bytes of the volume in runs with compaction, so that loads write it often: a twelfth of the drive, in a quick run a 96th. So the drive's
 /// own garbage collection adds hardly anything, as in decision 0028's arithmetic; on a drive that is full it would. (A drive of this size was
-/// tried first: with blocks of 6 stripes the model of its translation layer ran out of free blocks.)
+/// tried first, with blocks of 2 stripes: the model of its translation layer ran out of free blocks.)
 pub fn compaction_volume_bytes(is_quick: bool) -> u64 {
     let parts = if is_quick { 96 } else { 12 };
     (modelled_drive().capacity_bytes / parts).next_multiple_of(COMPACTED_CHUNK_BYTES.into())
