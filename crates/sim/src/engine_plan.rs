@@ -1,6 +1,6 @@
 //! The engine of a simulated node, with the sizes of its volume.
 //!
-//! In: random numbers, by [`TreePlan::draw`] and [`LogPlan::draw`]. Out: the format of a volume, the volume opened.
+//! In: random numbers, by `TreePlan::draw` and `LogPlan::draw`. Out: the format of a volume, the volume opened.
 
 use crate::log_plan::LogPlan;
 use crate::tree_plan::TreePlan;

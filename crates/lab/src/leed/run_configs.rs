@@ -143,8 +143,9 @@ fn phases_before_compaction(durations: &Durations) -> [Vec<LoadPhase>; 2] {
         DEPTHS.iter().filter(|&&depth| depth < DEPTH_MAX).map(|&depth| of(LoadKind::Uniform(100), depth)),
     );
     // Each object is deleted once, and put again.
-    let in_order = |kind| match load(kind, 1, durations) {
-        load => LoadPhase::Requests(Load { measured: load.measured + load.warm_up, warm_up: 0, ..load }),
+    let in_order = |kind| {
+        let load = load(kind, 1, durations);
+        LoadPhase::Requests(Load { measured: load.measured + load.warm_up, warm_up: 0, ..load })
     };
     phases.extend([of(LoadKind::Deletes, 1), in_order(LoadKind::PutsInOrder)]);
     let durable = [1, DEPTH_MAX].map(|depth| of(LoadKind::Uniform(100), depth));
