@@ -268,7 +268,7 @@ mod tests {
         };
         let puts: u64 = phases.iter().map(puts_of).sum();
         // The fewest compactions leave half of the bound unused at most, on average.
-        for put_bytes in [1, 1_792, 9_216, 30_000] {
+        for put_bytes in [1, 1_792, 9_216] {
             let bytes = puts * put_bytes;
             let least = bytes.div_ceil(GARBAGE_BYTES_MAX).saturating_sub(1) as usize;
             let most = (2 * bytes / GARBAGE_BYTES_MAX) as usize;
