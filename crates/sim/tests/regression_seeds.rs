@@ -73,3 +73,10 @@ fn a_wait_for_a_buffer_does_not_block_a_range() {
 fn an_error_of_a_read_ahead_fails_no_later_command() {
     assert_seeds_hold(Scenario::Ordered, &[13]);
 }
+
+/// A bit that was flipped in the last unit of a value log, of a volume that stayed open, was intact again when the log engine wrote that
+/// unit with more records: the value of a key that had been corrupt came back. The scenario restarts the node behind such flips.
+#[test]
+fn a_unit_that_is_written_again_is_not_taken_for_a_corrupt_one() {
+    assert_seeds_hold(Scenario::Log, &[21071]);
+}
