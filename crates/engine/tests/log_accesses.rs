@@ -1,5 +1,5 @@
 //! The device accesses of the log engine's operations (LEED §3.3: a GET has two, a PUT three, a DEL two), each counted alone and in batches.
-//! Flushes, splits, directories, markers and checkpoints are not among them: none of these falls into what is counted here.
+//! Flushes are counted apart. The volumes are so large that no counted operation writes a directory, a marker or a checkpoint, or splits a segment.
 
 use crate::common::log_fixture::LogFixture;
 use crate::common::noted_device::NotedDevice;

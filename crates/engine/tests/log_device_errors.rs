@@ -203,7 +203,7 @@ fn blocks_that_the_medium_has_lost_pin_nothing() {
     assert_eq!(volume.log().pinned_chunks, 0);
 }
 
-/// What was acknowledged of a key, and when: the events of the disk so far.
+/// Acknowledged puts: the number of disk events at the acknowledgement, the index of the key, the operation.
 type Acknowledged = Vec<(usize, u64, u64)>;
 
 /// One client that writes while compactions of both logs meet blocks which cannot be read, and later can.

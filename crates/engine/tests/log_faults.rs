@@ -1,4 +1,4 @@
-//! Operations of the log engine that fail: the device's errors, too few buffers. What was acknowledged stays, and what failed may be repeated.
+//! The log engine when device operations fail, or buffers run out: acknowledged writes are kept, and failed operations can be repeated.
 
 use crate::common::log_fixture::{LogFixture, make_small};
 use crate::common::pool;

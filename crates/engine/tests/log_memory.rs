@@ -1,4 +1,4 @@
-//! The memory of the log engine for each object (LEED §3.2.1: SegTbl), on a device that drops what is written to value logs.
+//! The log engine's memory per object (LEED §3.2.1: SegTbl), on a device that discards writes to value logs.
 //!
 //! `OCTOKV_LOG_OBJECTS` is the number of objects: 2 million if it is not set. `make log-memory` has 100 million, which takes about 11 GB.
 
@@ -31,7 +31,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     block_on(future, || ())
 }
 
-/// Memory in pages that exist once something is written to them. What is written to value logs is dropped.
+/// A memory device whose pages are allocated by the first write. Writes to value logs are discarded.
 struct DroppingMemory {
     blocks: u64,
     pages: RefCell<Vec<Option<Box<[u8]>>>>,

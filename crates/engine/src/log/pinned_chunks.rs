@@ -8,8 +8,8 @@
 //! block says so ([`is_media_error`]); after any other error the block may be read later, so nothing is given up.
 //!
 //! In: heads of logs whose compaction the device fails. Out: logs that go on, chunks that are free once they could be read. Invariants: no
-//! image states a head behind a pinned chunk before a checkpoint that names it is durable; a pinned chunk is free only when one without it
-//! is; what is pinned is no capacity.
+//! image states a head behind a pinned chunk before a checkpoint that names it is durable; a pinned chunk is freed only after a
+//! checkpoint that does not name it is durable; the volume's capacity is reduced by the pinned chunks.
 //! Tested in `tests/log_device_errors.rs`.
 
 use super::log_place::{ChunkIndex, LogKind};

@@ -3,8 +3,7 @@
 //! ```text
 //!   new: format, open ─▶ put all objects ─▶ compacted ─▶ close        run: open ─▶ phases ─▶ close, for each setting
 //! ```
-//! In: what is stored; settings of the engine with phases. Out: [`LoadStats`] of each phase. The time in which the store is filled does not
-//! matter.
+//! In: the objects to store; settings of the engine with phases of load. Out: [`LoadStats`] of each phase. Filling the store is not measured.
 //!
 //! Invariant: results are a function of the arguments. What a phase writes is there in the next.
 
@@ -41,7 +40,7 @@ const RUN_LIMIT: Nanos = Nanos::from_secs(100_000);
 /// split before they are full.
 const FILL_DEPTH: usize = 16;
 
-/// A drive and what is stored on it.
+/// The drive, and the volume and objects on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogStoreConfig {
     /// The drive.
