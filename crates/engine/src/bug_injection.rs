@@ -98,16 +98,10 @@ pub enum InjectedBug {
     ForgetDelayedWrites,
     /// The lock bit of a segment is lost when its new image is published.
     LogForgetLockBit,
-    /// The checksums of buckets are not compared.
-    LogSkipBucketChecksum,
     /// The checksums of values in a value log are not compared.
     LogSkipValueChecksum,
-    /// Chunks in front of the head of a log are freed before an image that states the head is durable.
-    LogHeadBeforeFlush,
     /// A split forgets the entries of a segment behind its first bucket.
     LogSplitForgetsChain,
-    /// Recovery takes the first image of a split without the second.
-    LogSplitWithoutPair,
     /// A reader does not notice that a chunk was opened again while it read.
     LogSkipReuseCheck,
     /// Compaction gives an entry its new place although the entry was replaced meanwhile.

@@ -307,9 +307,8 @@ impl StoreReplay<'_> {
     /// Takes over an image. The first one of a split waits for the second.
     fn settle(&mut self, (step, position): QueuedStep) -> Result<(), OpenError> {
         let state = &step.state;
-        let is_alone = bug_injection::is_injected(InjectedBug::LogSplitWithoutPair);
         match self.held.take() {
-            None if state.role == ImageRole::SplitFirst && !is_alone => {
+            None if state.role == ImageRole::SplitFirst => {
                 self.held = Some((step, position));
                 Ok(())
             }
@@ -320,7 +319,7 @@ impl StoreReplay<'_> {
                         state.depth.checked_sub(1).map(|bit| SegmentNumber(state.segment.0 ^ 1 << bit));
                     self.settled.headless.is_some_and(|headless| Some(headless) == sibling)
                 };
-                if state.role == ImageRole::SplitSecond && !is_behind_first() && !is_alone {
+                if state.role == ImageRole::SplitSecond && !is_behind_first() {
                     return self.contradiction(&step);
                 }
                 self.take_over(&step, state.depth, position)

@@ -31,7 +31,6 @@ use super::log_place::{ChecksumKind, ChunkIndex, ChunkNumber, checksum_seed};
 use super::segment_entry::{ENTRIES_END, SEGMENT_ENTRY_BYTES_MAX, SegmentEntry};
 use super::segment_image::SegmentImage;
 use super::segment_ref::CHAIN_MAX;
-use crate::bug_injection::{self, InjectedBug};
 use octokv_base::Crc32c;
 use octokv_base::prng::mix64;
 use std::mem::offset_of;
@@ -455,7 +454,6 @@ impl<'a> UncheckedBuckets<'a> {
 
     fn is_first_intact(&self, bucket: &[u8]) -> bool {
         content_crc(bucket) ^ self.place.seed(0) == stored_crc(bucket)
-            || bug_injection::is_injected(InjectedBug::LogSkipBucketChecksum)
     }
 
     /// Whether a bucket other than bucket 0 is part of the image.
@@ -466,9 +464,7 @@ impl<'a> UncheckedBuckets<'a> {
         let is_bound_to = |first_crc| found == self.place.next_seed(position, first_crc);
         layout.magic == NEXT_BUCKET_MAGIC
             && usize::from(layout.position) == position
-            && (is_bound_to(stored_crc(first))
-                || is_bound_to(content_crc(first) ^ self.place.seed(0))
-                || bug_injection::is_injected(InjectedBug::LogSkipBucketChecksum))
+            && (is_bound_to(stored_crc(first)) || is_bound_to(content_crc(first) ^ self.place.seed(0)))
     }
 
     /// Decodes the entries that begin in a run of intact buckets and lie in it as a whole. The run ends before a damaged bucket or at the

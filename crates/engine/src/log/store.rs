@@ -27,7 +27,6 @@ use super::segment_ref::SegmentRef;
 use super::segment_table::LogSegmentTable;
 use super::store_image::PinnedChunk;
 use super::value_tail::ValueTail;
-use crate::bug_injection::{self, InjectedBug};
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
 use octokv_base::{RingPosition, RingRange};
@@ -376,8 +375,7 @@ impl StoreState {
         let durable = self.batches.durable_sequence();
         let replay_start = self.replay_start;
         self.retired.retain(|retired| {
-            let is_stated = retired.stated_by.is_some_and(|sequence| sequence <= durable)
-                || bug_injection::is_injected(InjectedBug::LogHeadBeforeFlush);
+            let is_stated = retired.stated_by.is_some_and(|sequence| sequence <= durable);
             let is_replayed = retired.log == LogKind::Keys && retired.index >= replay_start;
             let is_free = is_stated && !is_replayed;
             if is_free {
