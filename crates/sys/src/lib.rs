@@ -10,7 +10,8 @@
 //!   of our own, bytes that cores share, the allocator trait, prefetch instructions;
 //! - the clock ([`clock`]): the vDSO call and the tick counter, on the hot path;
 //! - four calls that rustix does not have: `getsockopt(TCP_INFO)`, `ioctl(BLKDISCARD)`, `sched_setscheduler`, and
-//!   `prctl(PR_SET_SECCOMP)` of the test tool [`seccomp`].
+//!   `prctl(PR_SET_SECCOMP)` of the test tool [`seccomp`];
+//! - [`rocksdb_library`]: the C interface of a library that benchmarks load.
 //!
 //! # Layout
 //! - [`bug_injection`]: a deliberate bug, which tests enable.
@@ -29,7 +30,8 @@
 //! - [`counting_allocator`]: an allocator that counts, for tests.
 //! - [`page_allocator`]: an allocator that maps large page-aligned memory.
 //! - [`process`]: memory, processor time and limits of this process.
-//! - [`machine`]: processor, memory and kernel of this system, for reports.
+//! - [`machine`]: processor, memory, kernel and disk counters of this system, for reports.
+//! - [`rocksdb_library`]: RocksDB, a baseline of benchmarks.
 //! - [`seccomp`]: denies io_uring to a thread, as containers do.
 
 #![allow(
@@ -52,6 +54,7 @@ pub mod page_allocator;
 pub mod page_latches;
 pub mod prefetch;
 pub mod process;
+pub mod rocksdb_library;
 pub mod seccomp;
 pub mod signal;
 pub mod socket;

@@ -16,10 +16,19 @@ pub fn resident_bytes() -> u64 {
     pages.unwrap_or(0) * page
 }
 
+/// The largest resident set size that this process has had (`VmHWM`), in bytes; `None` if the kernel does not report it.
+pub fn peak_resident_bytes() -> Option<u64> {
+    kibibytes_of(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
 /// The memory available without swapping (`MemAvailable`), in bytes; `None` if the kernel does not report it.
 pub fn available_memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    kibibytes_of(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemAvailable:")
+}
+
+/// The field of a text of lines such as `VmHWM:  20 kB`, in bytes.
+fn kibibytes_of(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -95,6 +104,13 @@ fn cpu_time(clock: ClockId) -> Nanos {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_peak_of_the_resident_set_is_at_least_its_size() {
+        assert!(peak_resident_bytes().expect("Linux reports it") >= resident_bytes());
+        assert_eq!(kibibytes_of("VmPeak:\t 9 kB\nVmHWM:\t  20 kB\n", "VmHWM:"), Some(20 << 10));
+        assert_eq!(kibibytes_of("VmHWM: 20\n", "VmHWM:"), None);
+    }
 
     #[test]
     fn system_random_numbers_differ() {
