@@ -5,6 +5,7 @@ use crate::workload::Workload;
 use octokv_base::Key;
 use octokv_engine::EngineError;
 use octokv_engine::OpenError;
+use octokv_sys::rocksdb_library::RocksDbError;
 
 /// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +71,16 @@ pub enum BenchError {
         key: Option<Key>,
         /// The failure.
         error: ServerError,
+    },
+    /// An operation of RocksDB in this process failed.
+    #[error("{}, key {key}: RocksDB: {error}", .workload.name())]
+    RocksDb {
+        /// The workload.
+        workload: Workload,
+        /// The key of the operation.
+        key: Key,
+        /// The failure.
+        error: RocksDbError,
     },
     /// The engine could not write its final checkpoint.
     #[error("the last checkpoint failed: {0}")]

@@ -10,10 +10,12 @@
 //! fsync has completed (no group commit), reads bypass the page cache (O_DIRECT) and writes use it. The engine is the
 //! node's: a put writes its record and both copies of a journal entry before its fsync.
 
+use crate::blocking_streams::run_blocking_stream;
 use crate::config::BenchConfig;
-use crate::engine_op::{EngineOpResult, format_config, run_engine_op};
+use crate::engine_op::{format_config, run_engine_op};
 use crate::error::BenchError;
-use crate::recorder::{OpResult, Recorder};
+use crate::op_generator::Operation;
+use crate::recorder::Recorder;
 use crate::syscall_timing::{SyscallKind, SyscallTimer};
 use crate::workload::WorkloadOp;
 use crate::workload_state::WorkloadState;
@@ -24,8 +26,8 @@ use octokv_engine::common::superblock::SuperblockError;
 use octokv_engine::{AnyEngine, AnyVolume, Durability, Engine, OpenConfig, OpenError, Volume, WallClock};
 use octokv_runtime::block_on;
 use octokv_sys::file::DeviceFile;
+use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One database file, with a descriptor for writes and one for reads.
@@ -105,6 +107,11 @@ impl HostKvs {
         Ok(HostKvs { volumes: stores, pool })
     }
 
+    /// The directory of the files.
+    pub fn directory(&self) -> Option<&Path> {
+        self.volumes.first()?.file.buffered.path().parent()
+    }
+
     /// Number of files.
     pub fn files(&self) -> usize {
         self.volumes.len()
@@ -142,47 +149,15 @@ pub(crate) fn run_worker(
     let timer = Rc::new(SyscallTimer::new(shared.platform.now));
     let engine = |one| kvs.engine(one, number, Some(&timer));
     let engines: Vec<AnyEngine> = kvs.volumes.iter().map(engine).collect();
-    shared.group.connected.fetch_add(1, Ordering::AcqRel);
-    while shared.group.connected.load(Ordering::Acquire) < shared.group.workers {
-        std::thread::yield_now();
-    }
-    let now = shared.platform.now;
-    let begin = now();
-    let (mut op_generator, until) = (shared.op_generator(number), shared.end_time(begin));
-    let mut recorder = Recorder::new(begin + shared.config.warm_up);
-    loop {
-        let started = now();
-        if started >= until || shared.group.failed.load(Ordering::Relaxed) {
-            return Ok(recorder);
-        }
-        let Some(op) = shared.next_op(&mut op_generator) else { return Ok(recorder) };
+    let execute = |op: Operation| {
         let at = mix64(op.index) as usize % engines.len();
         let changes = !matches!(op.kind, WorkloadOp::Read | WorkloadOp::ReadMissing);
         let writing = &kvs.volumes[at].write_lock;
         let lock = || writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let guard = changes.then(|| timer.time(SyscallKind::Wait, lock));
-        let done = block_on_spinning(run_engine_op(shared, &engines[at], &kvs.pool, op));
-        drop(guard);
-        match done {
-            Ok(EngineOpResult { found, value_bytes, pairs_read }) => {
-                let now = now();
-                recorder.record_op(OpResult {
-                    started,
-                    finished: now,
-                    found,
-                    value_bytes,
-                    keys_listed: 0,
-                    pairs_read,
-                });
-                recorder.record_syscalls(now, timer.take());
-            }
-            Err(error) => {
-                shared.group.failed.store(true, Ordering::Release);
-                return Err(error);
-            }
-        }
-        shared.completed_ops.fetch_add(1, Ordering::Relaxed);
-    }
+        let _guard = changes.then(|| timer.time(SyscallKind::Wait, lock));
+        block_on_spinning(run_engine_op(shared, &engines[at], &kvs.pool, op))
+    };
+    run_blocking_stream(shared, number, execute, |recorder, now| recorder.record_syscalls(now, timer.take()))
 }
 
 /// A database file as a device of one thread: every operation has completed when its method returns.

@@ -17,11 +17,13 @@
 //! - [`remote_engine`]: the engine in this process, on a block namespace of the node.
 //! - [`local_engine`]: the engine in this process, on a local device, by the path of a node.
 //! - [`host_kvs`]: the engine in this process, on files: Host KVS, the baseline of the OctoKV paper.
+//! - [`rocksdb_store`]: RocksDB in this process, by its library. `blocking_streams`: one stream on a thread of its own.
 //! - [`syscall_timing`]: the time that Host KVS spends in system calls.
 //! - `engine_op`: one operation on an engine in this process; `engine_streams`: the streams of one core on it.
 //! - `scan_progress`: the pairs of one scan, checked.
 //! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
+//! - `resource_usage`: processor time and disk accesses of a workload.
 //! - [`workload_result`]: the result of a workload, and its lines of the table.
 //! - [`ordered_measurements`]: measurements of the ordered engine that take more than one workload.
 //! - [`baselines`]: other stores under the same workloads, and ratios to ours.
@@ -34,6 +36,7 @@
 pub mod ack_log;
 pub mod arrival_schedule;
 pub mod baselines;
+mod blocking_streams;
 pub mod child_process;
 pub mod config;
 mod engine_op;
@@ -52,6 +55,8 @@ pub mod plot;
 pub mod recorder;
 pub mod remote_engine;
 pub mod report;
+mod resource_usage;
+pub mod rocksdb_store;
 pub mod runner;
 mod scan_progress;
 pub mod server_process;

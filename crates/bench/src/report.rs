@@ -18,7 +18,7 @@ pub struct ReportedConfig {
     pub system: &'static str,
     /// URL of the first namespace, or the directory of the files.
     pub url: String,
-    /// URLs of all namespaces; empty for an engine on files.
+    /// URLs of all namespaces; empty for a store in this process.
     pub urls: Vec<String>,
     /// Number of files of an engine on files.
     pub files: Option<usize>,
@@ -26,7 +26,9 @@ pub struct ReportedConfig {
     pub engine: Option<&'static str>,
     /// Bytes of its cache; 0 for its default.
     pub cache_bytes: Option<u64>,
-    /// When an engine in this process acknowledges a write.
+    /// Options of RocksDB in this process.
+    pub rocksdb_options: Option<String>,
+    /// When a store in this process acknowledges a write.
     pub durability: Option<&'static str>,
     /// Clients, each with a connection of its own; threads of an engine in this process.
     pub threads: usize,
@@ -80,10 +82,11 @@ impl ReportedConfig {
         ReportedConfig {
             system: system.name(),
             url: data_locations[0].clone(),
-            urls: if system.files().is_some() { Vec::new() } else { data_locations.to_vec() },
+            urls: if system.data_path().is_some() { Vec::new() } else { data_locations.to_vec() },
             files: system.files(),
             engine: system.engine(),
             cache_bytes: system.cache_bytes(),
+            rocksdb_options: system.rocksdb_options(),
             durability: system.durability(),
             threads: config.threads,
             depth: config.depth,

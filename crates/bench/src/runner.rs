@@ -7,13 +7,14 @@ use crate::local_engine::LocalEngine;
 use crate::op_generator::KeySpace;
 use crate::platform::GeneratorPlatform;
 use crate::recorder::Recorder;
+use crate::resource_usage::ResourceSample;
 use crate::shard::Shard;
 use crate::system_under_test::SystemUnderTest;
 use crate::values::ValueGenerator;
 use crate::workload::Workload;
 use crate::workload_result::{TargetResult, WorkloadResult};
 use crate::workload_state::{TargetNode, WorkerGroup, WorkloadProgress, WorkloadState};
-use crate::{host_kvs, kv_worker, local_engine, remote_engine};
+use crate::{host_kvs, kv_worker, local_engine, remote_engine, rocksdb_store};
 use octokv_base::Nanos;
 use octokv_client::{ClientConfig, Reconnect};
 use octokv_runtime::Polling;
@@ -75,8 +76,16 @@ pub fn run(
                     (Arc::new(shared), workers)
                 })
                 .collect();
+        let before = system.data_path().map(ResourceSample::take);
         let recorders = run_workers(&targets, system, config, &mut progress)?;
-        results.push(result_of(workload, system, config, nodes, recorders));
+        let mut result = result_of(workload, system, config, nodes, recorders);
+        if let Some((before, path)) = before.zip(system.data_path()) {
+            let operations =
+                targets.iter().map(|(shared, _)| shared.completed_ops.load(Ordering::Relaxed)).sum();
+            result.set_usage(before.until(&ResourceSample::take(path), operations));
+            result.index_bytes = system.index_bytes();
+        }
+        results.push(result);
     }
     Ok(results)
 }
@@ -143,8 +152,11 @@ fn run_workers(
         for (number, &(core, threads)) in workers.iter().enumerate() {
             let (worker, system, report) = (Arc::clone(shared), system.clone(), report.clone());
             let body = Box::new(move || {
+                let result = run_worker_thread(&worker, &system, number, threads);
+                // Before the report: the caller may close the store when all have reported.
+                drop((worker, system));
                 // The receiver is gone only if starting a thread failed.
-                let _ = report.send((target, run_worker_thread(&worker, &system, number, threads)));
+                let _ = report.send((target, result));
             });
             if let Err(error) = (platform.spawn)(core, body) {
                 group.failed.store(true, Ordering::Release);
@@ -213,6 +225,7 @@ fn run_worker_thread(
         SystemUnderTest::RemoteEngine(engine) => remote_engine::run_worker(shared, *engine),
         SystemUnderTest::LocalEngine(local) => local_engine::run_worker(shared, local, number, threads),
         SystemUnderTest::HostKvs(store) => host_kvs::run_worker(shared, store, number),
+        SystemUnderTest::RocksDb(store) => rocksdb_store::run_worker(shared, store, number),
         SystemUnderTest::RespServer(_) => resp_worker::run_worker(shared, number, threads),
     }
 }

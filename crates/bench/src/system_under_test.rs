@@ -5,13 +5,16 @@
 //!   remote-engine  generator ─▶ engine ─ NVM commands ─▶ node ─▶ device              (NetKVS's (c))
 //!   local-engine   generator ─▶ engine ─▶ local file or block device, by the path of a node: io_uring, group commit
 //!   host-kvs       generator ─▶ engine ─▶ files of this machine, synced with each put (OctoKV's Host KVS)
+//!   rocksdb        generator ─▶ RocksDB's library in this process ─▶ its files        (a baseline of local-engine)
 //!   redis, valkey  generator ─ RESP ─▶ server: memory, and a synced log on a file    (baselines of the first)
 //! ```
 
 use crate::config::BenchConfig;
 use crate::host_kvs::HostKvs;
 use crate::local_engine::LocalEngine;
+use crate::rocksdb_store::RocksDbStore;
 use octokv_engine::Durability;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A system under test.
@@ -25,6 +28,8 @@ pub enum SystemUnderTest {
     LocalEngine(Arc<LocalEngine>),
     /// The hash engine in this process, on files.
     HostKvs(Arc<HostKvs>),
+    /// RocksDB in this process.
+    RocksDb(Arc<RocksDbStore>),
     /// The server of a baseline that speaks RESP, by its name ([`crate::baselines`]).
     RespServer(&'static str),
 }
@@ -48,6 +53,7 @@ impl SystemUnderTest {
             SystemUnderTest::RemoteEngine(_) => "remote-engine",
             SystemUnderTest::LocalEngine(_) => "local-engine",
             SystemUnderTest::HostKvs(_) => "host-kvs",
+            SystemUnderTest::RocksDb(_) => "rocksdb",
             SystemUnderTest::RespServer(name) => name,
         }
     }
@@ -58,8 +64,36 @@ impl SystemUnderTest {
             SystemUnderTest::Kv
             | SystemUnderTest::RemoteEngine(_)
             | SystemUnderTest::LocalEngine(_)
+            | SystemUnderTest::RocksDb(_)
             | SystemUnderTest::RespServer(_) => None,
             SystemUnderTest::HostKvs(store) => Some(store.files()),
+        }
+    }
+
+    /// Where a store in this process has its data; `None` for a node or a server.
+    pub fn data_path(&self) -> Option<&Path> {
+        match self {
+            SystemUnderTest::LocalEngine(local) => Some(Path::new(local.name())),
+            SystemUnderTest::HostKvs(store) => store.directory(),
+            SystemUnderTest::RocksDb(store) => Some(store.directory()),
+            SystemUnderTest::Kv | SystemUnderTest::RemoteEngine(_) | SystemUnderTest::RespServer(_) => None,
+        }
+    }
+
+    /// The options of RocksDB in this process; `None` for the others.
+    pub fn rocksdb_options(&self) -> Option<String> {
+        match self {
+            SystemUnderTest::RocksDb(store) => Some(store.options().to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the index of a store in this process; `None` for the others.
+    pub fn index_bytes(&self) -> Option<u64> {
+        match self {
+            SystemUnderTest::LocalEngine(local) => Some(local.statistics().index_bytes),
+            SystemUnderTest::RocksDb(store) => store.index_bytes(),
+            _ => None,
         }
     }
 
@@ -86,6 +120,8 @@ impl SystemUnderTest {
             SystemUnderTest::RemoteEngine(settings) => settings.durability,
             SystemUnderTest::LocalEngine(local) => local.open_config().durability,
             SystemUnderTest::HostKvs(_) => Durability::PowerSafe,
+            SystemUnderTest::RocksDb(store) if store.is_synced() => Durability::PowerSafe,
+            SystemUnderTest::RocksDb(_) => return Some("none"),
         };
         Some(match durability {
             Durability::PowerSafe => "flush",
@@ -107,8 +143,8 @@ impl SystemUnderTest {
             }
             // One engine runs in one event loop.
             SystemUnderTest::RemoteEngine(_) => vec![(cores[0], config.threads)],
-            // A file operation blocks its thread.
-            SystemUnderTest::HostKvs(_) => {
+            // An operation blocks its thread.
+            SystemUnderTest::HostKvs(_) | SystemUnderTest::RocksDb(_) => {
                 (0..config.threads * config.depth).map(|number| (cores[number % cores.len()], 1)).collect()
             }
         }

@@ -2,6 +2,7 @@
 
 use crate::config::BenchConfig;
 use crate::recorder::Recorder;
+use crate::resource_usage::ResourceUsage;
 use crate::syscall_timing::SyscallTimes;
 use crate::time_series::TimeSeriesPoint;
 use crate::workload::Workload;
@@ -76,6 +77,22 @@ pub struct WorkloadResult {
     pub file_write_us_mean: Option<f64>,
     /// Part of the mean spent in fsync.
     pub file_sync_us_mean: Option<f64>,
+    /// Store in this process: processor time of the process, an operation.
+    pub cpu_us_per_operation: Option<f64>,
+    /// Reads that the disk of its data completed for an operation, whoever began them.
+    pub device_reads_per_operation: Option<f64>,
+    /// Writes of the disk, an operation.
+    pub device_writes_per_operation: Option<f64>,
+    /// Flushes of the disk, an operation.
+    pub device_flushes_per_operation: Option<f64>,
+    /// Bytes that the disk read, an operation.
+    pub device_read_bytes_per_operation: Option<f64>,
+    /// Bytes that the disk wrote, an operation.
+    pub device_written_bytes_per_operation: Option<f64>,
+    /// The largest resident set of the process since its start, in bytes.
+    pub resident_bytes_peak: Option<u64>,
+    /// Bytes of the store's index at the end: in memory, for RocksDB on the disk.
+    pub index_bytes: Option<u64>,
     /// The result of each of several targets; empty for one target.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetResult>,
@@ -185,6 +202,14 @@ impl WorkloadResult {
             file_read_us_mean: mean_us(|syscalls| syscalls.read),
             file_write_us_mean: mean_us(|syscalls| syscalls.write),
             file_sync_us_mean: mean_us(|syscalls| syscalls.sync),
+            cpu_us_per_operation: None,
+            device_reads_per_operation: None,
+            device_writes_per_operation: None,
+            device_flushes_per_operation: None,
+            device_read_bytes_per_operation: None,
+            device_written_bytes_per_operation: None,
+            resident_bytes_peak: None,
+            index_bytes: None,
             targets: Vec::new(),
             series_interval_s: interval.as_secs_f64(),
             series,
@@ -192,6 +217,20 @@ impl WorkloadResult {
                 .map(|part| LatencyQuantile { fraction: part, latency_us: quantile(part) })
                 .collect(),
         }
+    }
+}
+
+impl WorkloadResult {
+    /// Sets what the workload took of the process and of the disk.
+    pub(crate) fn set_usage(&mut self, usage: Option<ResourceUsage>) {
+        let disk = usage.and_then(|usage| usage.disk);
+        self.cpu_us_per_operation = usage.map(|usage| usage.cpu_us);
+        self.device_reads_per_operation = disk.map(|disk| disk.reads);
+        self.device_writes_per_operation = disk.map(|disk| disk.writes);
+        self.device_flushes_per_operation = disk.map(|disk| disk.flushes);
+        self.device_read_bytes_per_operation = disk.map(|disk| disk.read_bytes);
+        self.device_written_bytes_per_operation = disk.map(|disk| disk.written_bytes);
+        self.resident_bytes_peak = usage.and_then(|usage| usage.resident_bytes_peak);
     }
 }
 
@@ -252,6 +291,13 @@ pub fn table_row(result: &WorkloadResult) -> String {
     }
     if let Some(round) = f.round {
         let _ = write!(line, "  (round {round})");
+    }
+    if let Some(cpu_us) = f.cpu_us_per_operation {
+        let _ = write!(line, "  (an operation: {cpu_us:.1} us of CPU");
+        if let (Some(reads), Some(writes)) = (f.device_reads_per_operation, f.device_writes_per_operation) {
+            let _ = write!(line, ", {reads:.2} reads, {writes:.2} writes");
+        }
+        line.push(')');
     }
     if let (Some(rate), Some(behind_s)) = (f.rate_ops_s, f.behind_s) {
         let _ = write!(line, "  (rate {rate}, {behind_s:.3} s behind)");

@@ -4,6 +4,7 @@
 //! - [`baselines`]: other stores measured alternately with the node.
 //! - [`bench_config`]: the benchmark configuration from the flags.
 //! - [`local_engine`]: an engine on a local device; which system supports what.
+//! - [`rocksdb`]: RocksDB in this process.
 //! - [`output`]: table rows on standard output.
 //! - [`platform`]: clock, threads and polling of the load generator.
 //! - [`plots`]: the files of `--svg`.
@@ -15,6 +16,7 @@ mod local_engine;
 mod output;
 mod platform;
 mod plots;
+mod rocksdb;
 mod targets;
 
 pub use platform::PLATFORM;
@@ -186,7 +188,12 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
     let (remote, host) = (bench.system == SystemArg::RemoteEngine, bench.system == SystemArg::HostKvs);
     let (kv, local) = (bench.system == SystemArg::Kv, bench.system == SystemArg::LocalEngine);
     of("durability", bench.durability.is_some(), remote || local, "remote-engine or local-engine")?;
-    of("format", bench.format, !kv, "remote-engine, local-engine or host-kvs")?;
+    let rocksdb = bench.system == SystemArg::RocksDb;
+    of("format", bench.format, !kv, "remote-engine, local-engine, host-kvs or rocksdb")?;
+    of("path", bench.path.is_some(), local || rocksdb, "local-engine or rocksdb")?;
+    of("memory", bench.memory.is_some(), local || rocksdb, "local-engine or rocksdb")?;
+    of("no-sync", bench.no_sync, rocksdb, "rocksdb")?;
+    of("rocksdb-options", bench.rocksdb_options.is_some(), rocksdb, "rocksdb")?;
     of("host-kvs-dir", bench.host_kvs_dir.is_some(), host, "host-kvs")?;
     of("host-kvs-files", bench.host_kvs_files.is_some(), host, "host-kvs")?;
     of("rate", bench.rate.is_some(), kv, "kv")?;
@@ -214,6 +221,7 @@ fn prepare_system(bench: &BenchArgs, config: &BenchConfig) -> Result<SystemUnder
         SystemArg::LocalEngine => {
             Ok(SystemUnderTest::LocalEngine(Arc::new(local_engine::open(bench, config)?)))
         }
+        SystemArg::RocksDb => Ok(SystemUnderTest::RocksDb(Arc::new(rocksdb::open(bench, config)?))),
         SystemArg::HostKvs => {
             let Some(directory) = &bench.host_kvs_dir else {
                 return Err(CliError::Usage("--system host-kvs needs --host-kvs-dir DIR".to_owned()));

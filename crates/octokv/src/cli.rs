@@ -388,7 +388,7 @@ fn parse_scenario(name: &str) -> Result<Scenario, String> {
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// System under test: key-value commands to the node; an engine in this process on the node's blocks, on a local
-    /// device by the path of a node, or on files.
+    /// device by the path of a node, or on files; RocksDB in this process, to compare with.
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemArg,
     /// fillseq, fillrandom, filluniquerandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom,
@@ -480,7 +480,8 @@ pub struct BenchArgs {
     /// With an engine in this process: discard the data of the namespace, the device or the files and format them.
     #[arg(long)]
     pub format: bool,
-    /// With local-engine: file or block device of the engine. With --against, each fill discards its data.
+    /// With local-engine: file or block device of the engine; with --against, each fill discards its data. With rocksdb:
+    /// directory of its files, which is created if it is missing.
     #[arg(long, value_name = "FILE")]
     pub path: Option<PathBuf>,
     /// With local-engine: size of a missing file.
@@ -498,6 +499,16 @@ pub struct BenchArgs {
     /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own]. Engine log has none.
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
+    /// Memory for a store in this process. With local-engine: buffers of all cores, at least 8 MiB each [default: 256 MiB each].
+    /// With rocksdb: half is its block cache, a quarter are memtables [default: 256 MiB].
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<Size>,
+    /// With rocksdb: do not sync writes, as to load data that is not measured.
+    #[arg(long)]
+    pub no_sync: bool,
+    /// With rocksdb: its options, as NAME=VALUE;..., behind ours, which follow from --memory.
+    #[arg(long, value_name = "OPTIONS")]
+    pub rocksdb_options: Option<String>,
     /// With host-kvs: existing directory of its files; missing files are created.
     #[arg(long, value_name = "DIR")]
     pub host_kvs_dir: Option<PathBuf>,
@@ -552,4 +563,7 @@ pub enum SystemArg {
     LocalEngine,
     /// The hash engine in this process, on files, synced with each put.
     HostKvs,
+    /// RocksDB in this process, by its shared library, synced with each put: a baseline of local-engine.
+    #[value(name = "rocksdb")]
+    RocksDb,
 }

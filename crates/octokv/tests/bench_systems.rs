@@ -104,6 +104,38 @@ fn the_local_engines_run_every_workload_on_a_file() {
 }
 
 #[test]
+fn rocksdb_in_this_process_runs_workloads_and_keeps_other_files() {
+    let directory = temp_directory();
+    let path = directory.path().join("database");
+    let place = ["--system", "rocksdb", "--path", path.to_str().unwrap(), "--memory", "4MiB"];
+    let ycsb = ["--workload", "fillseq,ycsb-a,ycsb-d,ycsb-f,ycsb-w", "--json", "-"];
+    for result in &results(&bench(&[&place[..], &ycsb].concat())) {
+        assert_eq!((&result["system"], &result["not_found"]), (&"rocksdb".into(), &0.into()), "{result}");
+        assert!(result["cpu_us_per_operation"].as_f64().unwrap() > 0.1, "{result}");
+        assert!(result["resident_bytes_peak"].as_u64().unwrap() > 1 << 20, "{result}");
+    }
+    let read = ["--workload", "readrandom", "--json", "-"];
+    let kept = bench(&[&place[..], &read].concat());
+    assert_eq!(results(&kept)[0]["not_found"], 0);
+    let document: Value = serde_json::from_str(kept.stdout_ok()).unwrap();
+    let options = document["settings"]["rocksdb_options"].as_str().unwrap();
+    assert!(
+        options.contains("capacity=2097152") && document["settings"]["durability"] == "flush",
+        "{options}"
+    );
+    let emptied = bench(&[&place[..], &read, &["--format", "--no-sync"]].concat());
+    assert!(results(&emptied)[0]["not_found"].as_u64().unwrap() > 0);
+    let more = bench(&[&place[..], &read, &["--rocksdb-options", "nothing=1"]].concat());
+    assert!(more.code == 1 && more.stderr.contains("nothing"), "{}", more.stderr);
+
+    std::fs::write(directory.path().join("notes"), "mine").unwrap();
+    let parent = directory.path().to_str().unwrap();
+    let foreign = bench(&["--system", "rocksdb", "--path", parent, "--format"]);
+    assert!(foreign.code == 1 && foreign.stderr.contains("other files"), "{}", foreign.stderr);
+    assert!(directory.path().join("notes").is_file() && path.join("CURRENT").is_file());
+}
+
+#[test]
 fn an_engine_on_files_reports_its_time_in_system_calls() {
     let directory = temp_directory();
     let place = directory.path().to_str().unwrap();
@@ -171,16 +203,20 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
     usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
-    let local_flags = [
-        ["--path", "/tmp/x"],
-        ["--size", "1GiB"],
-        ["--engine", "lsm"],
-        ["--cache", "1GiB"],
-        ["--partitions", "4"],
-    ];
+    let local_flags = [["--size", "1GiB"], ["--engine", "lsm"], ["--cache", "1GiB"], ["--partitions", "4"]];
     for flag in &local_flags {
         usage(flag, "is for --system local-engine");
     }
+    for flag in [["--path", "/tmp/x"], ["--memory", "1GiB"]] {
+        usage(&flag, "is for --system local-engine or rocksdb");
+    }
+    usage(&["--no-sync"], "--no-sync is for --system rocksdb");
+    usage(&["--rocksdb-options", "x=1"], "--rocksdb-options is for --system rocksdb");
+    usage(&["--system", "rocksdb"], "--system rocksdb needs --path DIR");
+    usage(&["--system", "rocksdb", "--path", "/tmp/x", "--memory", "7"], "--memory: must be at least 1MiB");
+    usage(&["--system", "rocksdb", "--path", "/tmp/x", "--workload", "ycsb-e"], "lists of keys are for");
+    let beside = ["--system", "rocksdb", "--path", "/tmp/x", "--workload", "readwhilewriting"];
+    usage(&beside, "--against rocksdb");
     let local = |more: &[&str], part| usage(&[&["--system", "local-engine"], more].concat(), part);
     local(&[], "needs --path FILE");
     let on_path = |more: &[&str], part| local(&[&["--path", "/tmp/x"], more].concat(), part);

@@ -15,6 +15,8 @@ use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, WallClock}
 use octokv_node::{NodeConfig, default_compact_bytes_per_second};
 use octokv_sys::{clock, file, process};
 
+/// Least bytes of buffers of a core: four values of the largest length.
+const POOL_BYTES_MIN: usize = 8 << 20;
 /// Least bytes of a cache.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
 
@@ -75,12 +77,19 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         open,
         driver: node.driver,
         device_depth: node.device_depth,
-        pool_bytes: node.buffer_bytes,
+        pool_bytes: pool_bytes(bench, node.buffer_bytes),
         now: clock::now,
     };
     let device = file::open_device(path, bench.size.map(|Size(bytes)| bytes), true)
         .with_context(|| format!("device {}", path.display()))?;
     Ok(LocalEngine::open(device, volume, bench.format).map_err(|error| anyhow!("{error}"))?)
+}
+
+/// Bytes of buffers of each core.
+fn pool_bytes(bench: &BenchArgs, default: usize) -> usize {
+    let Some(Size(bytes)) = bench.memory else { return default };
+    let of_core = usize::try_from(bytes).unwrap_or(usize::MAX) / bench.client_cores.len().max(1);
+    of_core.clamp(POOL_BYTES_MIN, default)
 }
 
 /// Checks the flags and workloads that only some systems support.
@@ -91,7 +100,6 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
     let system = bench.system;
     let is_local = system == SystemArg::LocalEngine;
     let flags = [
-        ("path", bench.path.is_some()),
         ("size", bench.size.is_some()),
         ("engine", bench.engine.is_some()),
         ("partitions", bench.partitions.is_some()),
@@ -112,6 +120,7 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
         match system {
             SystemArg::Kv => None,
             SystemArg::HostKvs if workload.has_writer() => Some("a file has one writer at a time"),
+            SystemArg::RocksDb if workload.has_writer() => Some("db_bench has it: --against rocksdb"),
             _ if lists && !(is_ordered && *workload == Workload::YcsbE) => {
                 Some("lists of keys are for --system kv")
             }

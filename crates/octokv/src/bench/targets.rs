@@ -33,7 +33,7 @@ fn first_duplicate<T: PartialEq>(list: &[T]) -> Option<&T> {
 /// # Errors
 /// A host without an address, or two URLs of the same namespace.
 pub fn nodes(bench: &BenchArgs) -> Result<Vec<TargetNode>, CliError> {
-    if matches!(bench.system, SystemArg::HostKvs | SystemArg::LocalEngine) {
+    if matches!(bench.system, SystemArg::HostKvs | SystemArg::LocalEngine | SystemArg::RocksDb) {
         // An engine on files or a local device has no node.
         let nowhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         return Ok(vec![TargetNode {
