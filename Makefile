@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test log-memory bench ordered-measurements core-scaling adversary mutants power-loss soak fuzz clean
+.PHONY: help demo build test check loom kernel-test log-memory bench ordered-measurements capped-memory core-scaling adversary mutants power-loss soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -14,6 +14,7 @@ help:
 	@echo 'make kernel-test  the Linux kernel as a client, alone'
 	@echo 'make bench        the figures of docs/BENCHMARKS.md, with baselines on the same disk'
 	@echo 'make ordered-measurements  seeks after deletes, scans beside collection, amplification, opening after a kill'
+	@echo 'make capped-memory  the log engine beside RocksDB with little memory, as root: two hours and 60 GB of disk'
 	@echo 'make core-scaling requests replayed on 1 and 2 cores without the network'
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
@@ -49,6 +50,10 @@ bench: build
 
 ordered-measurements:
 	scripts/ordered-measurements
+
+capped-memory:
+	scripts/install-test-packages
+	scripts/capped-memory
 
 core-scaling:
 	scripts/core-scaling
