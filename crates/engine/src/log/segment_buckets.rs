@@ -427,7 +427,8 @@ impl<'a> UncheckedBuckets<'a> {
             damaged | u64::from(!is_intact) << bucket
         });
         let is_damaged = |damaged: u64, bucket: usize| damaged >> bucket & 1 == 1;
-        let mut entries = SegmentImage::new();
+        let entry_bytes = head.map_or(0, |head| head.entry_bytes as usize).min(self.bytes.len());
+        let mut entries = SegmentImage::with_capacity(entry_bytes);
         let mut bucket = 0;
         while bucket < chain {
             let run_end = (bucket..chain).find(|&next| is_damaged(damaged, next)).unwrap_or(chain);
