@@ -22,19 +22,31 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 const VALUE_BYTES: usize = 256;
+/// Checkpoints and compactions of the key logs during the puts.
+const CHECKPOINTS: u64 = 200;
 const BLOCK_BYTES: usize = 512;
 /// The device has so many bytes for each object: 331 live ones, and room for the garbage of the key log.
 const DEVICE_BYTES_PER_OBJECT: u64 = 400;
-const PAGE_BYTES: usize = 256 << 10;
+/// No larger than a chunk, so that a page is of at most two.
+const PAGE_BYTES: usize = 64 << 10;
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     block_on(future, || ())
 }
 
+/// A page of the device.
+#[derive(Default)]
+struct MemoryPage {
+    /// `None` before the first write.
+    bytes: Option<Box<[u8]>>,
+    /// Whether a part of it was written as a part of a key log.
+    has_keys: bool,
+}
+
 /// A memory device whose pages are allocated by the first write. Writes to value logs are discarded.
 struct DroppingMemory {
     blocks: u64,
-    pages: RefCell<Vec<Option<Box<[u8]>>>>,
+    pages: RefCell<Vec<MemoryPage>>,
     /// The bytes of all pages.
     page_bytes: Cell<usize>,
     volume: RefCell<Weak<LogVolume>>,
@@ -45,7 +57,7 @@ impl DroppingMemory {
         let pages = (bytes as usize).div_ceil(PAGE_BYTES);
         DroppingMemory {
             blocks: bytes / BLOCK_BYTES as u64,
-            pages: RefCell::new((0..pages).map(|_| None).collect()),
+            pages: RefCell::new((0..pages).map(|_| MemoryPage::default()).collect()),
             page_bytes: Cell::new(0),
             volume: RefCell::default(),
         }
@@ -62,9 +74,22 @@ impl DroppingMemory {
         }
     }
 
-    fn is_of_values(&self, at: Lba) -> bool {
-        let volume = self.volume.borrow().upgrade();
-        volume.is_some_and(|volume| volume.log_of_block(at) == Some(LogKind::Values))
+    fn log_of(&self, at: Lba) -> Option<LogKind> {
+        self.volume.borrow().upgrade()?.log_of_block(at)
+    }
+
+    /// Frees the pages that lie in chunks which key logs had, and have no longer. The others are metadata.
+    fn free_unused_pages(&self) {
+        let Some(volume) = self.volume.borrow().upgrade() else { return };
+        let log_of = |block| volume.log_of_block(Lba(block));
+        for (number, page) in self.pages.borrow_mut().iter_mut().enumerate() {
+            let first = (number * PAGE_BYTES / BLOCK_BYTES) as u64;
+            let ends = [first, first + (PAGE_BYTES / BLOCK_BYTES) as u64 - 1];
+            if page.has_keys && ends.into_iter().all(|block| log_of(block) != Some(LogKind::Keys)) {
+                *page = MemoryPage::default();
+                self.page_bytes.set(self.page_bytes.get() - PAGE_BYTES);
+            }
+        }
     }
 }
 
@@ -77,21 +102,24 @@ impl Device for DroppingMemory {
     }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
         let pages = self.pages.borrow();
-        DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| match &pages[page] {
+        DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| match &pages[page].bytes {
             Some(page) => buffer[from..from + count].copy_from_slice(&page[within..within + count]),
             None => buffer[from..from + count].fill(0),
         });
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        if !self.is_of_values(at) {
+        let log = self.log_of(at);
+        if log != Some(LogKind::Values) {
             let mut pages = self.pages.borrow_mut();
             DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| {
-                let page = pages[page].get_or_insert_with(|| {
+                let page = &mut pages[page];
+                page.has_keys |= log == Some(LogKind::Keys);
+                let bytes = page.bytes.get_or_insert_with(|| {
                     self.page_bytes.set(self.page_bytes.get() + PAGE_BYTES);
                     vec![0; PAGE_BYTES].into_boxed_slice()
                 });
-                page[within..within + count].copy_from_slice(&buffer[from..from + count]);
+                bytes[within..within + count].copy_from_slice(&buffer[from..from + count]);
             });
         }
         DeviceFuture::ready(IoResult { buffer: Some(buffer), result: Ok(()) })
@@ -146,6 +174,11 @@ fn an_object_takes_less_than_half_a_byte_of_memory() {
     let engine_bytes = || held_since(before) - memory.page_bytes.get();
 
     let segment_table_bytes = || engine.statistics().log.expect("it has logs").segment_table_bytes as usize;
+    // The key logs would take all of the device before a put compacts them, and with it the memory of this process.
+    let has_garbage = || {
+        let log = engine.statistics().log.expect("it has logs");
+        (log.keys.chunks - log.stores) * log.chunk_bytes > 2 * log.keys.live_bytes
+    };
     let (mut first, mut first_tables, begun) = (0, 0, Instant::now());
     for number in 0..objects {
         let key = key_of(number);
@@ -155,8 +188,10 @@ fn an_object_takes_less_than_half_a_byte_of_memory() {
         if number % 32 == 0 {
             while run(engine.split_once()).expect("no fault") {}
         }
-        if (number + 1) % (objects / 20).max(1) == 0 {
+        if (number + 1) % (objects / CHECKPOINTS).max(1) == 0 {
+            while has_garbage() && run(engine.compact_once(LogKind::Keys)).expect("no fault") {}
             run(engine.checkpoint()).expect("no fault");
+            memory.free_unused_pages();
         }
         if number + 1 == objects / 10 {
             (first, first_tables) = (engine_bytes(), segment_table_bytes());
@@ -164,6 +199,7 @@ fn an_object_takes_less_than_half_a_byte_of_memory() {
     }
     let (all, log) = (engine_bytes(), engine.statistics().log.expect("it has logs"));
     let slope = (all - first) as f64 / (objects - objects / 10) as f64;
+    println!("{} B of the device's memory", memory.page_bytes.get());
     println!(
         "{objects} objects of {VALUE_BYTES} B in {:.0} s: {slope:.3} B of memory for each more; {first} B with a tenth of them, {all} B with all, of which {} B \
          for segments and {} B for chunks; {} live bytes of the key logs for each",
