@@ -1,25 +1,19 @@
 //! Operations of the ordered engine that fail: the device's errors, too few buffers, dropped futures. What was acknowledged stays, and what failed may be repeated.
 
+use crate::common::faulty_volume::{FaultyEngine, FaultyVolume, fail_each, run};
 use crate::common::lsm_fixture::{LsmFixture, lsm_volume, make_small};
 use crate::common::pool;
-use crate::common::stable_memory::StableMemory;
 use octokv_base::{BufferPool, Key, Prng};
 use octokv_device::Device;
-use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
 use octokv_engine::conformance::{self, EngineFixture, TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::lsm::{LsmEngine, open_with};
-use octokv_engine::{
-    DeleteOutcome, Engine, EngineError, IteratorOptions, IteratorProgress, PairSink, PutMode, PutOutcome,
-};
+use octokv_engine::{Engine, EngineError, IteratorOptions, IteratorProgress, PairSink, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Waker};
-
-fn run<T>(future: impl Future<Output = T>) -> T {
-    block_on(future, || ())
-}
 
 #[test]
 fn flushes_beside_compactions_that_move_values_end_in_any_order() {
@@ -48,118 +42,52 @@ fn flushes_beside_compactions_that_move_values_end_in_any_order() {
     }
 }
 
-/// What a key may hold: several values after an operation that failed.
-type Allowed = BTreeMap<u64, Vec<Option<u64>>>;
-const KEYS: u64 = 40;
-
-struct FaultyVolume {
-    fixture: LsmFixture,
-    device: Rc<dyn Device>,
-    plan: FaultPlan,
-    pool: BufferPool,
-    engine: Option<Rc<LsmEngine>>,
-    allowed: Allowed,
-    operations: u64,
-    errors: Vec<EngineError>,
+fn fixture() -> LsmFixture {
+    let mut fixture = LsmFixture { cores: 1, ..LsmFixture::default() };
+    fixture.format.value_bytes_max = 64 << 10;
+    fixture
 }
 
-impl FaultyVolume {
-    fn new(pool: BufferPool) -> FaultyVolume {
-        let (mut fixture, plan) = (LsmFixture { cores: 1, ..LsmFixture::default() }, FaultPlan::default());
-        fixture.format.value_bytes_max = 64 << 10;
-        let memory: Rc<dyn Device> = StableMemory::new(12 << 20, 512);
-        run(fixture.format(Rc::clone(&memory)));
-        let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
-        let (allowed, errors) = (Allowed::new(), Vec::new());
-        let mut volume =
-            FaultyVolume { fixture, device, plan, pool, engine: None, allowed, operations: 0, errors };
-        volume.reopen();
-        volume
+impl FaultyEngine for LsmEngine {
+    const DISK_BYTES: u64 = 12 << 20;
+    const KEYS: u64 = 40;
+    const WRITES_BEFORE: u64 = 60;
+
+    fn format(device: Rc<dyn Device>) {
+        run(fixture().format(device));
     }
 
-    fn reopen(&mut self) {
-        self.engine = None;
-        let (config, format) = (self.fixture.open_config(), &self.fixture.format);
-        let volume = run(open_with(&self.device, &pool(), config, format, make_small)).expect("opens");
-        self.engine = Some(Rc::new(LsmEngine::new(volume, 0, Rc::clone(&self.device), self.pool.clone())));
+    fn open(device: &Rc<dyn Device>, buffers: BufferPool) -> LsmEngine {
+        let (config, format) = (fixture().open_config(), fixture().format);
+        let volume = run(open_with(device, &pool(), config, &format, make_small)).expect("opens");
+        LsmEngine::new(volume, 0, Rc::clone(device), buffers)
     }
 
-    fn engine(&self) -> &LsmEngine {
-        self.engine.as_ref().expect("open")
+    fn is_read_only(&self) -> bool {
+        self.volume().is_read_only()
     }
 
-    fn write(&mut self, random: &mut Prng) {
-        self.operations += 1;
-        let (index, operation) = (random.below(KEYS), self.operations);
-        let key = key_of(index);
-        let written = if random.one_in(5) {
-            let outcome = run(self.engine().delete(&key));
-            outcome.map(|_: DeleteOutcome| None)
-        } else {
-            let bytes = conformance::random_length(random, 4_000);
-            let record = record_of(self.engine().record_layout(), &key, &value_of(&key, operation, bytes));
-            let outcome = run(self.engine().put(&key, PutMode::Upsert, record, bytes));
-            match outcome {
-                // A device without space, as an injected fault says.
-                Ok(PutOutcome::Full) => return,
-                outcome => outcome.map(|outcome| {
-                    assert_eq!(outcome, PutOutcome::Stored);
-                    Some(operation)
-                }),
-            }
-        };
-        let allowed = self.allowed.entry(index).or_insert_with(|| vec![None]);
-        match written {
-            Ok(value) => *allowed = vec![value],
-            Err(error) => {
-                // Before the next opening decides, it may be there or not.
-                allowed.extend([Some(operation), None]);
-                self.errors.push(error);
-            }
+    /// Flushes, compactions and checkpoints.
+    fn work_behind(&self, write: u64, note: &mut dyn FnMut(Result<(), EngineError>)) {
+        if write.is_multiple_of(9) {
+            note(run(self.flush_memtables()));
+        }
+        if write.is_multiple_of(13) {
+            note(run(self.compact_once(true)).map(drop));
+        }
+        if write.is_multiple_of(31) {
+            note(run(self.checkpoint()));
         }
     }
 
-    fn note<T>(&mut self, outcome: Result<T, EngineError>) {
-        if let Err(error) = outcome {
-            self.errors.push(error);
-        }
+    fn compact_everything(&self) -> Result<(), EngineError> {
+        run(self.compact_all())
     }
 
-    /// Writes with flushes, compactions and checkpoints between them.
-    fn work(&mut self, random: &mut Prng, writes: u64) {
-        for write in 1..=writes {
-            self.write(random);
-            let engine = Rc::clone(self.engine.as_ref().expect("open"));
-            if write % 9 == 0 {
-                self.note(run(engine.flush_memtables()));
-            }
-            if write % 13 == 0 {
-                self.note(run(engine.compact_once(true)));
-            }
-            if write % 31 == 0 {
-                self.note(run(engine.checkpoint()));
-            }
-        }
-    }
-
-    /// Every key has a value that it may have. With `may_be_lost`, or an error.
-    fn check(&self, may_be_lost: bool, context: &str) {
-        let mut intact = BTreeMap::new();
-        for (&index, allowed) in &self.allowed {
-            let key = key_of(index);
-            match run(self.engine().get(&key)) {
-                Ok(found) => {
-                    let found = found.map(|value| operation_of(&key, value.as_bytes()));
-                    assert!(allowed.contains(&found), "{context}: {key} has {found:?} of {allowed:?}");
-                    intact.extend(found.map(|operation| (key.clone(), operation)));
-                }
-                Err(EngineError::Corrupt { .. }) if may_be_lost => {}
-                Err(error) => panic!("{context}: {key}: {error}"),
-            }
-        }
-        let (pairs, errors) = iterate(self.engine(), IteratorOptions::default());
+    fn check_more(&self, intact: &BTreeMap<Key, u64>, may_be_lost: bool, context: &str) {
+        let (pairs, errors) = iterate(self, IteratorOptions::default());
         assert!(may_be_lost || errors == 0, "{context}: {errors} errors of an iterator");
-        for (key, operation) in &intact {
+        for (key, operation) in intact {
             assert_eq!(pairs.get(key), Some(operation), "{context}: {key} of an iterator");
         }
         assert!(may_be_lost || pairs.len() == intact.len(), "{context}: an iterator has more");
@@ -205,56 +133,35 @@ fn iterate(engine: &LsmEngine, options: IteratorOptions) -> (BTreeMap<Key, u64>,
     }
 }
 
-/// One operation of the device fails, whichever it is.
-fn fail_each(filter: OpFilter, fault: InjectedFault, step: usize, may_be_lost: bool) -> (u32, u32) {
-    let (mut failed, mut read_only) = (0, 0);
-    for skip in (0..).step_by(step) {
-        let context = format!("{filter:?} {skip} fails with {fault:?}");
-        let (mut volume, mut random) = (FaultyVolume::new(pool()), Prng::new(7));
-        volume.work(&mut random, 60);
-        volume.plan.add(FaultRule::always(filter, fault).once(skip));
-        volume.work(&mut random, 100);
-        let is_over = volume.errors.is_empty() && skip > 2_000;
-        volume.plan.clear();
-        let context = format!("{context}, {:?}", volume.errors);
-        volume.check(may_be_lost, &context);
-        failed += u32::from(!volume.errors.is_empty());
-        if volume.engine().volume().is_read_only() {
-            read_only += 1;
-        } else {
-            volume.errors.clear();
-            volume.work(&mut random, 40);
-            assert_eq!(volume.errors, [], "{context}: afterwards");
-            run(volume.engine().compact_all()).expect("compacts");
-            volume.check(may_be_lost, &context);
-        }
-        volume.reopen();
-        volume.check(may_be_lost, &format!("{context}, reopened"));
-        if is_over {
-            break;
-        }
-    }
-    (failed, read_only)
-}
-
 #[test]
 fn a_failed_write_or_flush_of_any_part_loses_nothing_that_was_acknowledged() {
-    let (failed, read_only) = fail_each(OpFilter::Write, InjectedFault::Error(5), 11, false);
-    assert!(failed > 20 && read_only > 5 && read_only < failed, "{failed} failed, {read_only} read-only");
-    let (failed, read_only) = fail_each(OpFilter::Write, InjectedFault::NoSpace, 37, false);
-    assert!(failed > 5 && read_only < failed, "{failed} failed, {read_only} read-only");
-    let (failed, _) = fail_each(OpFilter::Flush, InjectedFault::Error(5), 23, false);
-    assert!(failed > 5, "{failed} failed");
+    for times in [1, u32::MAX] {
+        let fail = |filter, fault, step| fail_each::<LsmEngine>((filter, fault), times, (step, 2_000), false);
+        let writes = fail(OpFilter::Write, InjectedFault::Error(5), 11);
+        assert!(writes.failed > 20 && writes.read_only > 5, "{writes:?}");
+        assert!(times > 1 || writes.read_only < writes.failed, "{writes:?}");
+        let full = fail(OpFilter::Write, InjectedFault::NoSpace, 37);
+        assert!(full.failed > 5, "{full:?}");
+        let flushes = fail(OpFilter::Flush, InjectedFault::Error(5), 23);
+        assert!(flushes.failed > 5, "{flushes:?}");
+    }
 }
 
 #[test]
 fn a_failed_read_costs_keys_only_if_the_medium_has_lost_the_block() {
+    let fail = |code, times, may_be_lost| {
+        let reads = (OpFilter::Read, InjectedFault::Error(code));
+        fail_each::<LsmEngine>(reads, times, (23, 2_000), may_be_lost)
+    };
     // EIO and EAGAIN: nothing is given up for what may be read later.
     for code in [5, 11] {
-        let (failed, read_only) = fail_each(OpFilter::Read, InjectedFault::Error(code), 23, false);
-        assert!(failed > 3 && read_only == 0, "{code}: {failed} failed, {read_only} read-only");
+        for times in [1, u32::MAX] {
+            let reads = fail(code, times, false);
+            assert!(reads.failed > 3 && reads.read_only == 0, "{code}: {reads:?}");
+        }
     }
-    fail_each(OpFilter::Read, InjectedFault::Error(61), 23, true);
+    let lost = fail(61, 1, true);
+    assert_eq!(lost.read_only, 0, "{lost:?}");
 }
 
 #[test]
@@ -262,13 +169,13 @@ fn too_few_buffers_fail_background_work_and_iterators_which_go_on_later() {
     let mut refused = 0;
     for free in [0, 4 << 10, 20 << 10, 70 << 10, 260 << 10, 300 << 10, 600 << 10] {
         let pool = BufferPool::new(8 << 20);
-        let (mut volume, mut random) = (FaultyVolume::new(pool.clone()), Prng::new(9));
+        let (mut volume, mut random) = (FaultyVolume::<LsmEngine>::new(pool.clone()), Prng::new(9));
         volume.work(&mut random, 150);
         assert_eq!(volume.errors, []);
         for _ in 0..8 {
             volume.work(&mut random, 8);
             let held = pool.take(pool.free_bytes().saturating_sub(free));
-            let engine = Rc::clone(volume.engine.as_ref().expect("open"));
+            let engine = volume.engine();
             let iterator = run(engine.create_iterator(IteratorOptions::default())).unwrap().unwrap();
             let mut sink = AllPairs::default();
             let outcomes = [
@@ -298,17 +205,17 @@ fn too_few_buffers_fail_background_work_and_iterators_which_go_on_later() {
 
 #[test]
 fn a_volume_that_became_read_only_is_read() {
-    let (mut volume, mut random) = (FaultyVolume::new(pool()), Prng::new(3));
+    let (mut volume, mut random) = (FaultyVolume::<LsmEngine>::new(pool()), Prng::new(3));
     volume.work(&mut random, 120);
     let before = run(volume.engine().create_iterator(IteratorOptions::default())).unwrap().unwrap();
-    let expected = iterate(volume.engine(), IteratorOptions::default()).0;
+    let expected = iterate(&volume.engine(), IteratorOptions::default()).0;
     volume.plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Error(5)));
     volume.write(&mut random);
-    assert!(volume.engine().volume().is_read_only());
+    assert!(volume.is_read_only());
     let errors = volume.errors.len();
     volume.work(&mut random, 40);
     assert!(volume.errors.len() >= errors + 40, "nothing is written");
-    let engine = Rc::clone(volume.engine.as_ref().expect("open"));
+    let engine = volume.engine();
     let mut sink = AllPairs::default();
     while run(engine.next_pairs(&before, &mut sink)).expect("reads") != IteratorProgress::AtEnd {}
     assert_eq!(sink.pairs, expected);
@@ -344,7 +251,7 @@ fn background_work_and_iterators_may_be_dropped_after_any_poll() {
         };
         let mut expected = BTreeMap::new();
         for operation in 1..=90_u64 {
-            let key = key_of(random.below(KEYS));
+            let key = key_of(random.below(LsmEngine::KEYS));
             let bytes = conformance::random_length(&mut random, 4_000);
             let record = record_of(engine.record_layout(), &key, &value_of(&key, operation, bytes));
             let stored = block_on(engine.put(&key, PutMode::Upsert, record, bytes), &mut complete);

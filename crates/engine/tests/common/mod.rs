@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod crafted_volume;
+pub mod faulty_volume;
 pub mod log_fixture;
 pub mod lsm_fixture;
 pub mod maintained_volume;
