@@ -79,7 +79,7 @@ pub struct WorkloadResult {
     pub file_sync_us_mean: Option<f64>,
     /// Store in this process: processor time of the process, an operation.
     pub cpu_us_per_operation: Option<f64>,
-    /// Reads that the disk of its data completed for an operation, whoever began them.
+    /// Reads that the disk of its data completed for an operation, for all processes together.
     pub device_reads_per_operation: Option<f64>,
     /// Writes of the disk, an operation.
     pub device_writes_per_operation: Option<f64>,
