@@ -69,6 +69,34 @@ fn assert_chunks_add_up(log: &LogStatistics) {
     assert_eq!(sum, log.chunks, "{log:?}");
 }
 
+/// LEED packs values (§3.2), so that 4 KiB do not take the 8 KiB that whole units of 4 KiB would: a header and a key are in front of a value.
+#[test]
+fn values_of_4_kib_take_at_most_a_twentieth_more_than_their_bytes() {
+    const VALUES: u64 = 8_000;
+    const PACKED_BYTES: usize = 4096;
+    for unit_bytes in [512, 4096] {
+        let mut fixture = LogFixture { cores: 1, ..LogFixture::default() };
+        fixture.format.unit_bytes = Some(unit_bytes);
+        fixture.format.chunk_bytes = None;
+        let device: Rc<dyn Device> = StableMemory::new(96 << 20, unit_bytes);
+        run(fixture.format(Rc::clone(&device)));
+        let volume = run(fixture.open_volume(&device)).expect("opens");
+        let engine = LogEngine::new(volume, Rc::clone(&device), pool());
+        for index in 0..VALUES {
+            let key = key_of(index);
+            let record = record_of(engine.record_layout(), &key, &value_of(&key, 1, PACKED_BYTES));
+            let stored = run(engine.put(&key, PutMode::Upsert, record, PACKED_BYTES));
+            assert_eq!(stored, Ok(PutOutcome::Stored));
+        }
+        let log = log(&engine);
+        let value_bytes = VALUES * PACKED_BYTES as u64;
+        assert!((value_bytes..value_bytes * 21 / 20).contains(&log.values.live_bytes), "{log:?}");
+        // Each store has one chunk that is not full.
+        let full_chunks = log.values.chunks - log.stores;
+        assert!(full_chunks * log.chunk_bytes <= value_bytes * 21 / 20, "units of {unit_bytes}: {log:?}");
+    }
+}
+
 #[test]
 fn chunks_bytes_and_images_are_those_of_the_writes() {
     let logs = StableLogs::format();
