@@ -19,7 +19,7 @@ help:
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
 	@echo 'make power-loss   power loss at sampled events of OPERATIONS (default 100000) of the ordered engine'
-	@echo 'make log-memory   memory and opening of the log engine with OBJECTS (default 100000000); takes 11 GB of memory'
+	@echo 'make log-memory   memory and opening of the log engine with OBJECTS (default 100000000); takes 9 GB of memory and 40 minutes'
 	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 

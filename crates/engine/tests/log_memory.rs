@@ -1,6 +1,6 @@
 //! The log engine's memory per object (LEED §3.2.1: SegTbl), on a device that discards writes to value logs.
 //!
-//! `OCTOKV_LOG_OBJECTS` is the number of objects: 2 million if it is not set. `make log-memory` has 100 million, which takes about 11 GB.
+//! `OCTOKV_LOG_OBJECTS` is the number of objects: 2 million if it is not set. `make log-memory` has 100 million, which takes about 9 GB.
 
 #![allow(clippy::disallowed_methods, reason = "the test prints how long it takes")]
 

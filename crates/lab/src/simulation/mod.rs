@@ -9,11 +9,13 @@
 //! - [`workload`]: the papers' client: threads, connections, connection policies.
 //! - [`node`]: the node; [`experiment`](mod@experiment): node and clients, run for a time or a number of requests.
 //! - [`metrics`]: metrics of a run; [`tenant_metrics`]: metrics of each of several tenants.
+//! - [`engine_on_drive`]: one core with an engine on a drive, without a network.
 //! - [`iterators`]: a drive with iterators, and its host. [`log_store`]: a drive with a log store, its core, and clients.
 //! - [`ssd_device`], [`delayed_sockets`]: drive and network, with effects delayed by the simulated work of a core.
 
 pub mod config;
 pub mod delayed_sockets;
+pub mod engine_on_drive;
 pub mod experiment;
 pub mod iterators;
 pub mod log_store;

@@ -10,31 +10,23 @@
 
 use super::parameters::{CommandCosts, TABLE_CACHE_BYTES, WRITERS, flash_profile};
 use super::scan_client::{ScanConfig, ScanStats, StoredPairs, put_pairs, run_scans};
-use crate::simulation::node::host_handle;
+use crate::simulation::engine_on_drive::{DriveCore, run_engine};
 use crate::simulation::ssd_device::{ModelledDrive, SharedSsd};
 use octokv_base::{BufferPool, Nanos, Prng};
-use octokv_device::Device;
 use octokv_device::ssd_model::SsdModel;
 use octokv_engine::lsm::prefetch_degree::PrefetchMode;
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::{LsmEngine, LsmVolume, open_with};
 use octokv_engine::{Durability, Engine, FormatConfig, OpenConfig, Volume, WallClock};
-use octokv_node::OpenDevice;
-use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId};
-use octokv_runtime::{CoreWaker, ReactorHandle};
+use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Time of a reactor iteration without simulated work.
-const MIN_ITERATION_COST: Nanos = Nanos(100);
 const POOL_BYTES: usize = 256 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// The time limit of one phase.
-const PHASE_LIMIT: Nanos = Nanos::from_secs(100_000);
 /// How long the volume has to be idle before the tree counts as compacted.
 const SETTLED_AFTER: Nanos = Nanos::from_secs(2);
 
@@ -67,10 +59,7 @@ impl ReadAhead {
 
 /// The simulated drive with its store.
 pub struct IteratorExperiment {
-    sim: SimEnv,
-    host: SimHostId,
-    handle: ReactorHandle,
-    device: Rc<dyn Device>,
+    drive: DriveCore,
     pairs: StoredPairs,
     format: FormatConfig,
 }
@@ -81,29 +70,18 @@ impl IteratorExperiment {
     /// # Errors
     /// A message if the engine failed.
     pub fn new(pairs: StoredPairs, order: WriteOrder, seed: u64) -> Result<IteratorExperiment, String> {
-        let sim =
-            SimEnv::new(SimEnvConfig { iteration_cost_min: MIN_ITERATION_COST, ..SimEnvConfig::new(seed) });
-        let host = sim.add_host();
-        let handle = host_handle(&sim, host, CoreWaker::without_eventfd());
-        let own = handle.clone();
-        sim.add_reactor(host, handle.clone(), move |now| {
-            let fired = own.begin_iteration(now);
-            fired + own.poll_background() > 0
-        });
-        let profile = flash_profile();
         let pages = device_bytes(pairs) / PAGE_BYTES;
-        let ssd = SharedSsd::new(SsdModel::new(profile, PAGE_BYTES as u32), PAGE_BYTES as usize);
-        let drive = ModelledDrive::new(&ssd, (pages, false), &sim);
-        let device = drive.open_for_core(&handle).map_err(|error| error.to_string())?;
+        let ssd = SharedSsd::new(SsdModel::new(flash_profile(), PAGE_BYTES as u32), PAGE_BYTES as usize);
+        let drive = DriveCore::new(seed, |sim| ModelledDrive::new(&ssd, (pages, false), sim))?;
         let format = FormatConfig {
             // Every value is in the value log, as in the paper.
             inline_bytes_max: 0,
             seed,
             ..FormatConfig::default()
         };
-        let experiment = IteratorExperiment { sim, host, handle, device, pairs, format };
-        let (devices, format) = ([Rc::clone(&experiment.device)], experiment.format);
-        experiment.run(async move {
+        let experiment = IteratorExperiment { drive, pairs, format };
+        let (devices, format) = ([Rc::clone(experiment.drive.device())], experiment.format);
+        experiment.drive.run(async move {
             <Arc<LsmVolume>>::format(&devices, &format).await.map_err(|error| format!("format: {error}"))
         })?;
         let numbers = Rc::new(RefCell::new(write_order(pairs.count, order, seed).into_iter()));
@@ -160,63 +138,16 @@ impl IteratorExperiment {
         read_ahead: ReadAhead,
         work: impl AsyncFnOnce(Rc<LsmEngine>, ReactorHandle) -> Result<T, String> + 'static,
     ) -> Result<T, String> {
-        let (devices, format, handle) = ([Rc::clone(&self.device)], self.format, self.handle.clone());
-        self.run(async move {
+        let (devices, handle) = ([Rc::clone(self.drive.device())], self.drive.handle().clone());
+        let format = self.format;
+        self.drive.run(async move {
             let pool = BufferPool::new(POOL_BYTES);
             let adjust = |settings: &mut TreeSettings| read_ahead.apply_to(settings);
             let opened = open_with(&devices[0], &pool, open_config(), &format, adjust).await;
             let volume = opened.map_err(|error| format!("open: {error}"))?;
             let engine = Rc::new(volume.engine(0, &devices, pool));
-            let failed = Rc::new(RefCell::new(None));
-            let report = Rc::clone(&failed);
-            let done = {
-                let mut maintenance = pin!(engine.maintain(&handle, |error| {
-                    report.borrow_mut().get_or_insert(format!("maintenance: {error}"));
-                }));
-                let mut abandoned = pin!(engine.run_abandoned());
-                let mut maintenance_ended = false;
-                let body = async {
-                    let done = work(Rc::clone(&engine), handle.clone()).await;
-                    while !volume.is_idle() {
-                        handle.sleep(Nanos::from_millis(1)).await;
-                    }
-                    done
-                };
-                let mut body = pin!(body);
-                poll_fn(|context| {
-                    maintenance_ended = maintenance_ended || maintenance.as_mut().poll(context).is_ready();
-                    let _ = abandoned.as_mut().poll(context);
-                    body.as_mut().poll(context)
-                })
-                .await?
-            };
-            engine.close().await.map_err(|error| format!("close: {error}"))?;
-            match failed.take() {
-                Some(failed) => Err(failed),
-                None => Ok(done),
-            }
+            run_engine(&*engine, &volume, &handle, work(Rc::clone(&engine), handle.clone())).await
         })
-    }
-
-    /// Runs a future on the drive's reactor.
-    fn run<T: 'static>(
-        &self,
-        future: impl Future<Output = Result<T, String>> + 'static,
-    ) -> Result<T, String> {
-        let result = Rc::new(RefCell::new(None));
-        let end = Rc::clone(&result);
-        self.handle.spawn(async move { *end.borrow_mut() = Some(future.await) });
-        self.sim.run_until_true(self.sim.now() + PHASE_LIMIT, || result.borrow().is_some());
-        let ended = result.take();
-        ended.unwrap_or_else(|| Err("the engine does not come to an end".to_owned()))
-    }
-}
-
-impl Drop for IteratorExperiment {
-    fn drop(&mut self) {
-        // Reactors and pending events hold references to the simulation, which would keep it alive.
-        self.sim.stop_host(self.host, HostFailure::ProcessKilled);
-        while self.sim.step(Nanos::NEVER) {}
     }
 }
 

@@ -10,9 +10,8 @@
 use super::load_client::{Load, LoadKind, StoredObjects, run_load};
 use super::load_stats::{LoadStats, Moment};
 use super::parameters::{POOL_BYTES, VALUE_BYTES_MAX, command_cost};
-use crate::simulation::node::host_handle;
+use crate::simulation::engine_on_drive::{DriveCore, run_engine};
 use crate::simulation::ssd_device::{ModelledDrive, SharedSsd};
-use futures_util::future::{Either, join, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::{Buffer, BufferPool, Lba, Nanos, Prng};
 use octokv_device::Device;
@@ -22,20 +21,12 @@ use octokv_engine::log::open::open_with;
 use octokv_engine::log::settings::LogSettings;
 use octokv_engine::log::volume::LogVolume;
 use octokv_engine::{Durability, Engine, EngineKind, FormatConfig, OpenConfig, Volume, WallClock};
-use octokv_node::OpenDevice;
+use octokv_runtime::ReactorHandle;
 use octokv_runtime::cpu_accounting::CpuTimeReader;
-use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId};
-use octokv_runtime::{CoreWaker, ReactorHandle};
 use std::cell::{Cell, RefCell};
-use std::future::Future;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Time of a reactor iteration without simulated work.
-const MIN_ITERATION_COST: Nanos = Nanos(100);
-/// The time limit of one phase list.
-const RUN_LIMIT: Nanos = Nanos::from_secs(100_000);
 /// Puts in flight while the store is filled. That time does not matter; with more, the first segments of a store are never idle, and are not
 /// split before they are full.
 const FILL_DEPTH: usize = 16;
@@ -90,10 +81,7 @@ pub enum LoadPhase {
 
 /// The simulated drive with its store.
 pub struct LogStoreExperiment {
-    sim: SimEnv,
-    host: SimHostId,
-    handle: ReactorHandle,
-    device: Rc<dyn Device>,
+    drive: DriveCore,
     ssd: Rc<RefCell<SharedSsd>>,
     core: CpuTimeReader,
     config: LogStoreConfig,
@@ -105,26 +93,16 @@ impl LogStoreExperiment {
     /// # Errors
     /// A message if the engine failed.
     pub fn new(config: LogStoreConfig) -> Result<LogStoreExperiment, String> {
-        let sim = SimEnv::new(SimEnvConfig {
-            iteration_cost_min: MIN_ITERATION_COST,
-            ..SimEnvConfig::new(config.seed)
-        });
-        let host = sim.add_host();
-        let handle = host_handle(&sim, host, CoreWaker::without_eventfd());
-        let own = handle.clone();
-        sim.add_reactor(host, handle.clone(), move |now| {
-            let fired = own.begin_iteration(now);
-            fired + own.poll_background() > 0
-        });
         let model = SsdModel::new(config.drive, config.unit_bytes);
         let ssd = SharedSsd::new(model, config.unit_bytes as usize);
         let blocks = config.volume_bytes / u64::from(config.unit_bytes);
-        let drive = ModelledDrive::new(&ssd, (blocks, false), &sim).with_command_cost(command_cost());
-        let device = drive.open_for_core(&handle).map_err(|error| error.to_string())?;
-        let core = handle.cpu_time().reader();
-        let experiment = LogStoreExperiment { sim, host, handle, device, ssd, core, config };
-        let (devices, format) = ([Rc::clone(&experiment.device)], experiment.format());
-        experiment.run_future(async move {
+        let drive = DriveCore::new(config.seed, |sim| {
+            ModelledDrive::new(&ssd, (blocks, false), sim).with_command_cost(command_cost())
+        })?;
+        let core = drive.handle().cpu_time().reader();
+        let experiment = LogStoreExperiment { drive, ssd, core, config };
+        let (devices, format) = ([Rc::clone(experiment.drive.device())], experiment.format());
+        experiment.drive.run(async move {
             <Arc<LogVolume>>::format(&devices, &format).await.map_err(|error| format!("format: {error}"))
         })?;
         let measured = config.objects.count;
@@ -151,10 +129,10 @@ impl LogStoreExperiment {
     /// # Errors
     /// A message if the engine failed, or a value was wrong.
     pub fn run(&self, settings: LogStoreSettings, phases: &[LoadPhase]) -> Result<Vec<LoadStats>, String> {
-        let (device, format, handle) = (Rc::clone(&self.device), self.format(), self.handle.clone());
+        let (device, handle) = (Rc::clone(self.drive.device()), self.drive.handle().clone());
         let (ssd, core, objects) = (Rc::clone(&self.ssd), self.core.clone(), self.config.objects);
-        let (phases, seed) = (phases.to_vec(), self.config.seed);
-        self.run_future(async move {
+        let (phases, seed, format) = (phases.to_vec(), self.config.seed, self.format());
+        self.drive.run(async move {
             let pool = BufferPool::new(POOL_BYTES);
             let adjust = |of_engine: &mut LogSettings| {
                 of_engine.sub_compactions = settings.sub_compactions;
@@ -163,7 +141,6 @@ impl LogStoreExperiment {
             let opened = open_with(&device, &pool, open_config(settings), &format, adjust).await;
             let volume = opened.map_err(|error| format!("open: {error}"))?;
             let engine = LogEngine::new(Arc::clone(&volume), Rc::clone(&device), pool);
-            let failed = Cell::new(None);
             let moment = || Moment {
                 at: handle.now(),
                 commands: ssd.borrow().commands(),
@@ -171,65 +148,24 @@ impl LogStoreExperiment {
                 engine: engine.statistics(),
                 core: core.stage_times().into_iter().fold(Nanos::ZERO, |sum, span| sum + span),
             };
-            let done = {
-                let body = async {
-                    let mut stats = Vec::new();
-                    for phase in phases {
-                        stats.push(match phase {
-                            LoadPhase::Requests(load) => {
-                                run_load(&engine, &handle, objects, load, moment).await?
-                            }
-                            LoadPhase::Compaction => compact(&engine, moment).await?,
-                            LoadPhase::DriveReads(depth, reads) => {
-                                let pages = ssd.borrow().written_pages();
-                                read_drive(&*device, &handle, &pages, (depth, reads), seed, moment).await?
-                            }
-                        });
-                    }
-                    while !volume.is_idle() {
-                        handle.sleep(Nanos::from_millis(1)).await;
-                    }
-                    Ok(stats)
-                };
-                let maintenance = engine.maintain(&handle, |error| failed.set(Some(format!("{error}"))));
-                let background = pin!(join(maintenance, engine.run_abandoned()));
-                match select(background, pin!(body)).await {
-                    Either::Left(_) => Err("the engine's background work has ended".to_owned()),
-                    Either::Right((done, _)) => done,
+            let work = async {
+                let mut stats = Vec::new();
+                for phase in phases {
+                    stats.push(match phase {
+                        LoadPhase::Requests(load) => {
+                            run_load(&engine, &handle, objects, load, moment).await?
+                        }
+                        LoadPhase::Compaction => compact(&engine, moment).await?,
+                        LoadPhase::DriveReads(depth, reads) => {
+                            let pages = ssd.borrow().written_pages();
+                            read_drive(&*device, &handle, &pages, (depth, reads), seed, moment).await?
+                        }
+                    });
                 }
+                Ok(stats)
             };
-            if let Some(failed) = failed.take() {
-                return Err(format!("maintenance: {failed}"));
-            }
-            let stats = done?;
-            // Operations that have become the engine's own end during the close.
-            match select(pin!(engine.close()), pin!(engine.run_abandoned())).await {
-                Either::Left((closed, _)) => closed.map_err(|error| format!("close: {error}"))?,
-                Either::Right(_) => return Err("the engine's background work has ended".to_owned()),
-            }
-            Ok(stats)
+            run_engine(&engine, &volume, &handle, work).await
         })
-    }
-
-    /// Runs a future on the drive's core.
-    fn run_future<T: 'static>(
-        &self,
-        future: impl Future<Output = Result<T, String>> + 'static,
-    ) -> Result<T, String> {
-        let result = Rc::new(RefCell::new(None));
-        let end = Rc::clone(&result);
-        self.handle.spawn(async move { *end.borrow_mut() = Some(future.await) });
-        self.sim.run_until_true(self.sim.now() + RUN_LIMIT, || result.borrow().is_some());
-        let ended = result.take();
-        ended.unwrap_or_else(|| Err("the engine does not come to an end".to_owned()))
-    }
-}
-
-impl Drop for LogStoreExperiment {
-    fn drop(&mut self) {
-        // Reactors and pending events hold references to the simulation, which would keep it alive.
-        self.sim.stop_host(self.host, HostFailure::ProcessKilled);
-        while self.sim.step(Nanos::NEVER) {}
     }
 }
 
