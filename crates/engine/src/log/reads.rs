@@ -47,7 +47,7 @@ impl LogCore {
         }
     }
 
-    /// The value of an entry of an image; `None` if the lookup has to be repeated.
+    /// The value of an entry of an image, or a part of it; `None` if the lookup has to be repeated.
     ///
     /// # Errors
     /// Device failures, no memory, and [`EngineError::Corrupt`].
@@ -56,6 +56,7 @@ impl LogCore {
         store: &Store,
         entry: &SegmentEntry<'_>,
         image: &FoundImage,
+        range: ValueRange,
         repeats: &mut ReadRepeats,
     ) -> Result<Option<ReadValue>, EngineError> {
         match &entry.contents {
@@ -68,9 +69,9 @@ impl LogCore {
                 return Err(self.corrupt(image.unit, store.id));
             }
         }
-        let mut reads = 0;
+        let (mut reads, wanted) = (0, range.within(entry.contents.value_bytes()));
         loop {
-            match self.read_record(store, entry, image.opens).await? {
+            match self.read_record_part(store, entry, wanted.clone(), image.opens).await? {
                 RecordRead::Value(buffer, value) => return Ok(Some((buffer, value))),
                 RecordRead::Reused => return Ok(None),
                 RecordRead::Unowned(unit) if !repeats.is_unowned_again(unit) => return Ok(None),
@@ -97,18 +98,16 @@ impl LogCore {
                 return Ok(None);
             };
             let Some(entry) = self.live_entry(store, &image, key.as_bytes())? else { return Ok(None) };
-            let read = self.read_value(store, &entry, &image, &mut repeats).await?;
+            let read = self.read_value(store, &entry, &image, range, &mut repeats).await?;
             let Some((buffer, value)) = read else {
                 repeats.repeat(self).await;
                 continue;
             };
-            let value_bytes = value.len() as u32;
-            let requested = range.within(value_bytes);
             return Ok(Some(StoredValue {
                 buffer: DataBuffer::Owned(buffer),
-                offset: value.start as u32 + requested.start,
-                bytes: requested.end - requested.start,
-                value_bytes,
+                offset: value.start as u32,
+                bytes: value.len() as u32,
+                value_bytes: entry.contents.value_bytes(),
                 version: entry.meta.version,
                 expires_at: entry.meta.expires_at,
             }));

@@ -134,7 +134,7 @@ impl LogCore {
             return Ok((!is_forgotten).then_some(ShownEntry { version, digest: None }));
         }
         let Some(image) = &page.image else { return Ok(None) };
-        match self.read_value(store, entry, image, &mut ReadRepeats::default()).await {
+        match self.read_value(store, entry, image, ValueRange::ALL, &mut ReadRepeats::default()).await {
             Ok(Some((buffer, value))) => {
                 let digest = Some(value_digest(&buffer[value], entry.meta.expires_at));
                 Ok(Some(ShownEntry { version, digest }))

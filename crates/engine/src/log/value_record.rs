@@ -334,13 +334,35 @@ pub fn check_value_record(
     place: ValueRecordPlace,
 ) -> Result<Range<usize>, ValueRecordError> {
     let head = UncheckedValueRecord { bytes, place }.head()?;
+    let value_at = head.head_bytes()..head.head_bytes() + head.value_bytes as usize;
+    let value = bytes.get(value_at.clone()).ok_or(ValueRecordError::Malformed)?;
+    check_value_pieces(&bytes[..value_at.start], value, 0, entry, place)?;
+    Ok(value_at)
+}
+
+/// Whether a head is that of an entry's record, and these bytes are whole pieces of its value, from one that begins at a byte of the value on.
+///
+/// # Errors
+/// As for [`check_value_record`].
+pub fn check_value_pieces(
+    head: &[u8],
+    pieces: &[u8],
+    first_byte: usize,
+    entry: &SegmentEntry<'_>,
+    place: ValueRecordPlace,
+) -> Result<(), ValueRecordError> {
+    let head = UncheckedValueRecord { bytes: head, place }.head()?;
     if !head.is_of(entry) {
         return Err(ValueRecordError::OtherRecord);
     }
-    let value_at = head.head_bytes()..head.head_bytes() + head.value_bytes as usize;
-    let value = bytes.get(value_at.clone()).ok_or(ValueRecordError::Malformed)?;
-    match head.is_value_intact(value) || bug_injection::is_injected(InjectedBug::LogSkipValueChecksum) {
-        true => Ok(value_at),
+    if first_byte % VALUE_PIECE_BYTES > 0 || first_byte + pieces.len() > head.value_bytes as usize {
+        return Err(ValueRecordError::Malformed);
+    }
+    let mut numbered = (first_byte / VALUE_PIECE_BYTES..).zip(pieces.chunks(VALUE_PIECE_BYTES));
+    match numbered.all(|(piece, bytes)| head.is_piece_intact(piece, bytes))
+        || bug_injection::is_injected(InjectedBug::LogSkipValueChecksum)
+    {
+        true => Ok(()),
         false => Err(ValueRecordError::ValueChecksum),
     }
 }
