@@ -65,6 +65,16 @@ pub struct LogReport {
     pub moved_bytes: u64,
     /// Values whose records it found damaged.
     pub lost_values: u64,
+    /// Passes of the scrub over the whole volume.
+    pub scrub_passes: u64,
+    /// What it read, in bytes.
+    pub scrub_read_bytes: u64,
+    /// Segments that it could not verify, since the device failed to read them or there was no memory.
+    pub scrub_skipped_segments: u64,
+    /// Damaged buckets of segment images: those that its last pass found, or the one under way if these are more.
+    pub scrub_damaged_buckets: u64,
+    /// Values that cannot be read, likewise.
+    pub scrub_damaged_values: u64,
 }
 
 impl LogReport {
@@ -104,6 +114,11 @@ impl LogReport {
             moved_values: log.moved_values,
             moved_bytes: log.moved_bytes,
             lost_values: log.lost_values,
+            scrub_passes: log.scrub.passes,
+            scrub_read_bytes: log.scrub.read_bytes,
+            scrub_skipped_segments: log.scrub.skipped_segments,
+            scrub_damaged_buckets: log.scrub.damaged_buckets,
+            scrub_damaged_values: log.scrub.damaged_values,
         }
     }
 }
@@ -111,7 +126,7 @@ impl LogReport {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_engine::ChunkLogStatistics;
+    use octokv_engine::{ChunkLogStatistics, ScrubStatistics};
     use serde_json::json;
 
     /// Each number is another one, so that two that are exchanged show.
@@ -144,6 +159,13 @@ mod tests {
             moved_bytes: 26,
             lost_values: 27,
             pinned_chunks: 29,
+            scrub: ScrubStatistics {
+                passes: 30,
+                read_bytes: 31,
+                skipped_segments: 32,
+                damaged_buckets: 33,
+                damaged_values: 34,
+            },
         };
         let report = LogReport::new(28, &statistics);
         let document = json!({
@@ -152,7 +174,9 @@ mod tests {
             "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
             "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "waited_writes": 21,
             "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
-            "moved_bytes": 26, "lost_values": 27, "pinned_chunks": 29,
+            "moved_bytes": 26, "lost_values": 27, "pinned_chunks": 29, "scrub_passes": 30,
+            "scrub_read_bytes": 31, "scrub_skipped_segments": 32, "scrub_damaged_buckets": 33,
+            "scrub_damaged_values": 34,
         });
         assert_eq!(serde_json::to_value(report).unwrap(), document);
         assert_eq!(serde_json::from_value::<LogReport>(document).unwrap(), report);

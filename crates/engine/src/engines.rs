@@ -168,6 +168,15 @@ impl Volume for AnyVolume {
         }
     }
 
+    fn set_scrub_rate(&self, bytes_per_second: u64) {
+        match self {
+            AnyVolume::Hash(volume) => volume.set_scrub_rate(bytes_per_second),
+            AnyVolume::CachedHash(volume) => volume.set_scrub_rate(bytes_per_second),
+            AnyVolume::Lsm(volume) => volume.set_scrub_rate(bytes_per_second),
+            AnyVolume::Log(volume) => volume.set_scrub_rate(bytes_per_second),
+        }
+    }
+
     fn is_idle(&self) -> bool {
         match self {
             AnyVolume::Hash(volume) => volume.is_idle(),

@@ -52,7 +52,7 @@ pub use direct::{FoundNow, KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
 pub use engines::{AnyEngine, AnyVolume};
 pub use error::{Capability, EngineError, VolumePlace};
-pub use log_statistics::{ChunkLogStatistics, LogStatistics};
+pub use log_statistics::{ChunkLogStatistics, LogStatistics, ScrubStatistics};
 pub use open_error::{IndexMismatch, MetadataStructure, OpenError};
 pub use operation::{
     CompactionStatistics, DeleteOutcome, Durability, EngineStatistics, KeyStatus, PrefetchStage, PutMode,

@@ -57,6 +57,23 @@ pub struct LogStatistics {
     pub moved_bytes: u64,
     /// Values whose records it found damaged, since the opening.
     pub lost_values: u64,
+    /// The scrub.
+    pub scrub: ScrubStatistics,
+}
+
+/// What the scrub, which verifies a volume in the background, did and found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStatistics {
+    /// Passes over the whole volume that ended since the opening.
+    pub passes: u64,
+    /// The bytes of images and values that it read since the opening.
+    pub read_bytes: u64,
+    /// Segments since the opening that it could not verify, since the device failed to read them or there was no memory.
+    pub skipped_segments: u64,
+    /// Damaged buckets of images: those that the last pass found, or the one under way if these are more.
+    pub damaged_buckets: u64,
+    /// Values that cannot be read, likewise.
+    pub damaged_values: u64,
 }
 
 /// The logs of one kind.

@@ -265,6 +265,9 @@ pub trait Volume: Clone + Send + Sync + 'static {
     fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> Self::Engine;
     /// What the volume is.
     fn info(&self) -> VolumeInfo;
+    /// Sets what verification in the background reads per second, in bytes; 0 for none, as it is after an opening. REQUIRES:
+    /// [`Engine::maintain`] does not run yet. No effect with an engine that has no such work.
+    fn set_scrub_rate(&self, _bytes_per_second: u64) {}
     /// The space in use, in bytes; updated by each operation.
     fn used_bytes(&self) -> Arc<AtomicU64>;
     /// Whether nothing is being written. A core must not stop before.

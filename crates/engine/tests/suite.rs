@@ -31,6 +31,7 @@ mod log_fixtures;
 mod log_full;
 mod log_power_loss;
 mod log_ranges;
+mod log_scrub;
 mod log_statistics;
 mod lsm_conformance;
 mod lsm_corrupt_images;

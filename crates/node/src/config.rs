@@ -30,6 +30,9 @@ pub const PREPARE_BYTES_MAX: u64 = 1 << 30;
 /// percent of what an NVMe drive transfers.
 const HASH_COMPACT_BYTES_PER_SECOND: u64 = 16 << 20;
 
+/// What the scrub of a volume reads by default, in bytes per second: a thousandth of what an NVMe drive reads.
+const SCRUB_BYTES_PER_SECOND: u64 = 4 << 20;
+
 /// What compaction of an engine may read and write by default, in bytes per second. The ordered engine sets its own pace, which has no bound: its reads and writes
 /// depend on compactions that keep up. The log engine compacts when it has to, without a bound.
 pub fn default_compact_bytes_per_second(engine: EngineKind) -> u64 {
@@ -127,6 +130,9 @@ pub struct NodeConfig {
     /// [`OpenConfig::compact_bytes_per_second`]; 0 for no compaction. `None` selects that of the engine:
     /// [`default_compact_bytes_per_second`].
     pub compact_bytes_per_second: Option<u64>,
+    /// What verification in the background reads of each namespace with a log engine, in bytes per second; 0 for none
+    /// ([`octokv_engine::Volume::set_scrub_rate`]).
+    pub scrub_bytes_per_second: u64,
     /// Options of Key Value namespaces whose engine is ordered. An iterator that its host does not use ends after [`TreeOptions::iterator_idle`], at least
     /// [`ITERATOR_IDLE_MIN`].
     pub tree: TreeOptions,
@@ -182,6 +188,7 @@ impl Default for NodeConfig {
             cache_bytes: 0,
             prepare_bytes: PREPARE_BYTES_MAX,
             compact_bytes_per_second: None,
+            scrub_bytes_per_second: SCRUB_BYTES_PER_SECOND,
             tree: OpenConfig::TREE,
             format: FormatConfig::default(),
             reformat: false,

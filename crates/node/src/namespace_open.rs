@@ -156,6 +156,8 @@ pub(crate) struct NamespaceOpenOptions {
     pub durability: Durability,
     /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
     pub compact_bytes_per_second: Option<u64>,
+    /// Of the scrub of each Key Value namespace; 0 for none.
+    pub scrub_bytes_per_second: u64,
     pub tree: TreeOptions,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
@@ -170,6 +172,7 @@ impl NamespaceOpenOptions {
             device_depth: config.device_depth,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
+            scrub_bytes_per_second: config.scrub_bytes_per_second,
             tree: config.tree,
             cores: config.cores.len(),
             seed: config.seed,
@@ -338,7 +341,9 @@ fn open_volume(
         tree: options.tree,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
-    run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)
+    let volume = run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)?;
+    volume.set_scrub_rate(options.scrub_bytes_per_second);
+    Ok(volume)
 }
 
 /// Refuses a device that holds a Key Value volume, unless the policy is to discard it: then the superblocks are
@@ -450,6 +455,7 @@ mod tests {
             device_depth: 1,
             durability: Durability::PowerSafe,
             compact_bytes_per_second: Some(0),
+            scrub_bytes_per_second: 0,
             tree: OpenConfig::TREE,
             cores: 1,
             seed: Some(1),

@@ -169,6 +169,9 @@ pub struct ServeArgs {
     /// What the compaction of a namespace may read and write per second, or `auto`; 0 for no compaction.
     #[arg(long, value_name = "SIZE")]
     pub compact_bytes_per_second: Option<RateSetting>,
+    /// Engine log: what verification in the background reads of a namespace per second; 0 for none.
+    #[arg(long, value_name = "SIZE")]
+    pub scrub_bytes_per_second: Option<Size>,
     /// Time after which an iterator that its host does not use ends, in seconds.
     #[arg(long, value_name = "SECONDS")]
     pub iterator_idle_s: Option<u64>,

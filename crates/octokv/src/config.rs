@@ -37,6 +37,7 @@ pub struct ConfigFile {
     pub cache_bytes: Size,
     pub prepare_bytes: Size,
     pub compact_bytes_per_second: RateSetting,
+    pub scrub_bytes_per_second: Size,
     pub iterator_idle_s: u64,
     pub value_prefetch: PrefetchSetting,
     pub compress: bool,
@@ -91,6 +92,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "cache_bytes",
     "prepare_bytes",
     "compact_bytes_per_second",
+    "scrub_bytes_per_second",
     "iterator_idle_s",
     "value_prefetch",
     "compress",
@@ -197,6 +199,7 @@ impl Default for ConfigFile {
             cache_bytes: Size(node.cache_bytes),
             prepare_bytes: Size(node.prepare_bytes),
             compact_bytes_per_second: RateSetting(node.compact_bytes_per_second),
+            scrub_bytes_per_second: Size(node.scrub_bytes_per_second),
             iterator_idle_s: node.tree.iterator_idle.0 / NANOS_PER_SECOND,
             value_prefetch: PrefetchSetting(node.tree.prefetch),
             compress: node.tree.compresses,
@@ -306,6 +309,7 @@ impl ConfigFile {
         over(&mut self.cache_bytes, &flags.cache_bytes);
         over(&mut self.prepare_bytes, &flags.prepare_bytes);
         over(&mut self.compact_bytes_per_second, &flags.compact_bytes_per_second);
+        over(&mut self.scrub_bytes_per_second, &flags.scrub_bytes_per_second);
         over(&mut self.iterator_idle_s, &flags.iterator_idle_s);
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
@@ -481,6 +485,7 @@ impl ConfigFile {
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self.prepare_bytes.0,
             compact_bytes_per_second: self.compact_bytes_per_second.0,
+            scrub_bytes_per_second: self.scrub_bytes_per_second.0,
             tree: TreeOptions {
                 iterator_idle: Nanos::from_secs(self.iterator_idle_s),
                 prefetch: self.value_prefetch.0,

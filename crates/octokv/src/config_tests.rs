@@ -67,6 +67,19 @@ fn the_rate_of_compaction_is_the_engines_unless_it_is_given() {
 }
 
 #[test]
+fn the_rate_of_the_scrub_is_that_of_the_file_or_the_flag() {
+    for (text, want) in
+        [("", 4 << 20), ("scrub_bytes_per_second = 0", 0), ("scrub_bytes_per_second = \"1MiB\"", 1 << 20)]
+    {
+        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        assert_eq!(node.scrub_bytes_per_second, want, "{text}");
+    }
+    let mut config = parse_text("scrub_bytes_per_second = 0").unwrap();
+    config.apply_flags(&ServeArgs { scrub_bytes_per_second: Some(Size(7)), ..ServeArgs::default() });
+    assert_eq!(config.to_node_config(false).unwrap().scrub_bytes_per_second, 7);
+}
+
+#[test]
 fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
     let mut config = parse_text("iterator_idle_s = 7\ninline_bytes_max = \"1KiB\"").unwrap();
     let node = config.to_node_config(false).unwrap();

@@ -311,6 +311,12 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     let LogReport { compaction_rounds, moved_images, visited_segments, moved_values, .. } = log;
     write!(out, "  compaction: {compaction_rounds} rounds, {moved_images} images moved, ")?;
     writeln!(out, "{visited_segments} segments visited, {moved_values} values moved: {moved}")?;
+    let (passes, read, skipped) = (log.scrub_passes, Size(log.scrub_read_bytes), log.scrub_skipped_segments);
+    writeln!(out, "  scrub: {passes} passes, {read} read, {skipped} segments skipped")?;
+    let (buckets, values) = (log.scrub_damaged_buckets, log.scrub_damaged_values);
+    if buckets > 0 || values > 0 {
+        writeln!(out, "  damage found by the scrub: {buckets} buckets of keys, {values} values")?;
+    }
     if log.lost_values > 0 || log.lost_stores > 0 {
         writeln!(out, "  damage: {} values lost, {} stores lost", log.lost_values, log.lost_stores)?;
     }

@@ -144,6 +144,41 @@ fn stats_show_logs_and_a_compaction_on_request_frees_what_was_overwritten() {
 }
 
 #[test]
+fn a_scrub_counts_and_logs_a_damaged_value_before_it_is_read() {
+    let directory = temp_directory();
+    let directory = directory.path();
+    let value = "a value that is easily found, and long enough to be nothing else".repeat(40);
+    let server = start(directory, &["--scrub-bytes-per-second", "0"]);
+    server.put("sound", &value.to_uppercase());
+    server.put("rotten", &value);
+    assert_eq!(["scrub_passes", "scrub_read_bytes"].map(|name| number(&log(directory), name)), [0, 0]);
+    server.stop();
+    let device = directory.join("device");
+    let mut bytes = std::fs::read(&device).unwrap();
+    let at = bytes.windows(value.len()).position(|window| window == value.as_bytes()).unwrap();
+    bytes[at + 1000] ^= 0x10;
+    std::fs::write(&device, &bytes).unwrap();
+
+    // Of the default rate the pass takes a few milliseconds.
+    let server = start(directory, &[]);
+    let scrubbed = (0..1_000).map(|_| log(directory)).find(|log| number(log, "scrub_passes") > 0);
+    let scrubbed = scrubbed.expect("a pass ends");
+    let found = ["scrub_damaged_buckets", "scrub_damaged_values", "scrub_skipped_segments"];
+    assert_eq!(found.map(|name| number(&scrubbed, name)), [0, 1, 0], "{scrubbed}");
+    assert!(number(&scrubbed, "scrub_read_bytes") >= value.len() as u64, "{scrubbed}");
+    let table = run(directory, &["stats"]);
+    for part in ["  scrub: 1 passes, ", "  damage found by the scrub: 0 buckets of keys, 1 values"] {
+        assert!(table.contains(part), "no \"{part}\" in {table}");
+    }
+    let output = server.unexpected_stderr();
+    let logged: Vec<&str> =
+        output.lines().filter(|line| line.contains("volume maintenance failed")).collect();
+    assert!(matches!(logged[..], [line] if line.contains(device.to_str().unwrap())), "{output}");
+    server.assert_value("sound", &value.to_uppercase());
+    server.stop();
+}
+
+#[test]
 fn a_namespace_of_the_log_engine_is_added_beside_another_and_has_no_cache() {
     let directory = temp_directory();
     let directory = directory.path();

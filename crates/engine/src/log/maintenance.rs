@@ -7,7 +7,7 @@
 use super::core::LogCore;
 use crate::common::background_task::ErrorReports;
 use crate::{Durability, EngineError};
-use futures_util::future::join;
+use futures_util::future::join3;
 use octokv_base::Nanos;
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
@@ -20,7 +20,8 @@ impl LogCore {
     pub(super) async fn run_maintenance(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
         let report = RefCell::new(report);
         let report = |error| report.borrow_mut()(error);
-        join(self.run_rounds(handle, report), self.run_compactions(handle, report)).await;
+        let compactions = self.run_compactions(handle, report);
+        join3(self.run_rounds(handle, report), compactions, self.run_scrub(handle, &report)).await;
     }
 
     /// Flushes, marks and writes checkpoints, until the volume is read-only.

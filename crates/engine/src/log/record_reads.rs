@@ -164,6 +164,16 @@ impl LogCore {
         })
     }
 
+    /// The first unit of an entry's record; that of the chunks if it has no place in them.
+    pub(super) fn first_unit_of(&self, entry: &SegmentEntry<'_>) -> u64 {
+        let layout = self.volume.layout();
+        let EntryContents::Value { bytes, at } = &entry.contents else { return layout.chunks_start_unit };
+        let record_bytes = value_record_bytes(entry.key.len(), *bytes, &entry.meta);
+        let parts = self.parts_of(at, record_bytes);
+        let first = parts.map(|parts| parts[0].granules.start / u64::from(layout.unit_granules()));
+        first.unwrap_or(layout.chunks_start_unit)
+    }
+
     /// Where the bytes of a span of a record lie.
     fn spans_of(&self, parts: &[PlacedPart], span: Range<usize>) -> SmallVec<[RecordSpan; 2]> {
         let layout = self.volume.layout();

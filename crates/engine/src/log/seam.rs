@@ -70,6 +70,10 @@ impl Volume for Arc<LogVolume> {
         LogVolume::used_bytes(self)
     }
 
+    fn set_scrub_rate(&self, bytes_per_second: u64) {
+        self.scrub.set_rate(bytes_per_second);
+    }
+
     fn is_idle(&self) -> bool {
         LogVolume::is_idle(self)
     }

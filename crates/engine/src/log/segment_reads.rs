@@ -125,6 +125,10 @@ pub(super) struct FoundImage {
     pub unit: u64,
     /// The openings of chunks before it was looked up: what it refers to is read behind them.
     pub opens: u64,
+    /// Its buckets.
+    pub chain: u8,
+    /// A bit for each bucket that is damaged.
+    pub damaged: u64,
 }
 
 /// What a lookup of a segment found.
@@ -137,7 +141,8 @@ pub(super) struct ImageLookup {
 
 /// What a read of buckets found.
 enum BucketsRead {
-    Entries(SegmentImage),
+    /// The intact entries, and a bit for each damaged bucket.
+    Entries(SegmentImage, u64),
     /// The chunk was opened again meanwhile.
     Reused,
     /// No log has the chunk.
@@ -195,8 +200,9 @@ impl LogCore {
             }
             let (segment, depth) = level.segment_of(prefix);
             match self.read_buckets(store, segment, depth, image, opens).await? {
-                BucketsRead::Entries(entries) => {
-                    let image = Some(FoundImage { entries, unit: image.unit(), opens });
+                BucketsRead::Entries(entries, damaged) => {
+                    let (unit, chain) = (image.unit(), image.chain());
+                    let image = Some(FoundImage { entries, unit, opens, chain, damaged });
                     return Ok(ImageLookup { level, image });
                 }
                 BucketsRead::Unowned if repeats.is_unowned_again(image.unit()) => {
@@ -240,13 +246,13 @@ impl LogCore {
             unit,
             unit_bytes: self.volume.layout().unit_bytes,
         };
-        let CheckedImage { head, entries, .. } =
+        let CheckedImage { head, entries, damaged } =
             UncheckedBuckets { bytes: &bytes, place }.check(image.chain());
         // With a damaged bucket 0 there is no head to compare, and the other buckets serve.
         let is_other = head.is_some_and(|head| (head.state.segment, head.state.depth) != (segment, depth));
         match is_other {
             true => Err(corrupt()),
-            false => Ok(BucketsRead::Entries(entries)),
+            false => Ok(BucketsRead::Entries(entries, damaged)),
         }
     }
 
@@ -324,7 +330,7 @@ impl LogCore {
                 break;
             }
             entries = match self.read_buckets(store, segment, depth, image, opens).await {
-                Ok(BucketsRead::Entries(entries)) => Ok(entries),
+                Ok(BucketsRead::Entries(entries, _)) => Ok(entries),
                 // The image of a locked segment is live, so nothing frees its chunk: it never was a log's.
                 Ok(BucketsRead::Reused | BucketsRead::Unowned) => Err(self.corrupt(image.unit(), store.id)),
                 Err(error) => Err(error),

@@ -47,6 +47,8 @@ pub struct LogSettings {
     /// What compaction writes at most in a second, in bytes, while no write waits for space; 0 for none beside what waiting writes need,
     /// [`u64::MAX`] for no limit.
     pub compaction_max_per_second: u64,
+    /// The least time from the begin of one pass of the scrub to that of the next one.
+    pub scrub_interval: Nanos,
 }
 
 impl LogSettings {
@@ -63,6 +65,7 @@ impl LogSettings {
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,
+            scrub_interval: Nanos::from_secs(3_600),
         }
     }
 }

@@ -8,6 +8,7 @@ use super::hash_prefix::{HashPrefix, initial_store_of};
 use super::log_layout::LogLayout;
 use super::log_place::LogKind;
 use super::running_compactions::RunningCompactions;
+use super::scrub::ScrubState;
 use super::settings::{LogSettings, checkpoint_interval_bytes};
 use super::space_pass::SpacePasses;
 use super::store::Store;
@@ -87,6 +88,7 @@ pub struct LogVolume {
     pub(super) checkpoint_attempts: AtomicU64,
     /// The units of images that had been appended when the last checkpoint began.
     pub(super) units_at_checkpoint: AtomicU64,
+    pub(super) scrub: ScrubState,
     used_bytes: Arc<AtomicU64>,
     pub(super) counters: LogCounters,
 }
@@ -132,6 +134,7 @@ impl LogVolume {
             is_closing: AtomicBool::new(false),
             checkpoint_attempts: AtomicU64::new(0),
             units_at_checkpoint: AtomicU64::new(0),
+            scrub: ScrubState::default(),
             used_bytes: Arc::new(AtomicU64::new(used_bytes)),
             counters: LogCounters::default(),
             superblock: Mutex::new(superblock),
@@ -157,9 +160,14 @@ impl LogVolume {
         Lba(unit * self.unit_blocks)
     }
 
+    /// The unit of a block.
+    pub(super) fn unit_of(&self, block: Lba) -> u64 {
+        block.0 / self.unit_blocks
+    }
+
     /// Which of the logs has a block now; `None` if none does.
     pub fn log_of_block(&self, block: Lba) -> Option<LogKind> {
-        self.pool.owner_of(block.0 / self.unit_blocks).map(|(owner, _)| owner.kind)
+        self.pool.owner_of(self.unit_of(block)).map(|(owner, _)| owner.kind)
     }
 
     /// The position of a key on the ring.
