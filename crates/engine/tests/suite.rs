@@ -5,6 +5,8 @@ mod cached_values;
 mod common;
 #[path = "common/corrupt_images.rs"]
 mod corrupt_images;
+#[path = "common/corrupt_log_images.rs"]
+mod corrupt_log_images;
 mod hash_abandoned;
 mod hash_conformance;
 mod hash_contract;
@@ -24,6 +26,7 @@ mod hash_simulated_ssd;
 mod hash_upgrade;
 mod log_accesses;
 mod log_conformance;
+mod log_corrupt_images;
 mod log_damage;
 mod log_device_errors;
 mod log_faults;

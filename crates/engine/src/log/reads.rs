@@ -130,8 +130,10 @@ impl LogCore {
         }))
     }
 
-    /// The prefix of a key of a store.
+    /// The prefix of a key that an image or a record of a store has. Only damage under a valid checksum leaves a key of another store there: it
+    /// gets the nearest prefix, under which no lookup finds it.
     pub(super) fn prefix_in(&self, store: &Store, key: &[u8]) -> HashPrefix {
-        store.prefix_of(self.volume.position_of(key))
+        let position = self.volume.position_of(key);
+        store.prefix_of(position.clamp(store.range.first(), store.range.last()))
     }
 }
