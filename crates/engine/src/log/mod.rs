@@ -11,7 +11,7 @@
 //! - [`checkpoint_writer`]: writes the stores to a checkpoint area.
 //! - [`chunk_directory`]: which segments the records of a value chunk belong to; [`record_walk`]: the records of a chunk without one.
 //! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse.
-//! - `store`, [`volume`], `core`: what operations share; `volume_statistics`: what of it operators see; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `scrub`, `verify`.
+//! - `store`, [`volume`], `core`: what operations share; `volume_statistics`: what of it operators see; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `scrub`, `scrub_state`, `verify`.
 //! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
@@ -66,6 +66,7 @@ pub mod replay;
 mod ring_list;
 mod running_compactions;
 mod scrub;
+mod scrub_state;
 mod seam;
 pub mod segment_buckets;
 pub mod segment_entry;

@@ -20,10 +20,9 @@ use super::value_record::VALUE_PIECE_BYTES;
 use crate::EngineError;
 use crate::common::background_task::ErrorReports;
 use crate::common::media_errors::is_media_error;
-use crate::log_statistics::ScrubStatistics;
 use octokv_base::{Lba, Nanos};
 use octokv_runtime::{ReactorHandle, yield_now};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 /// The bytes that are read between two pauses.
 const STEP_BYTES: u64 = 64 << 10;
@@ -33,56 +32,6 @@ const SLEEP_MAX: Nanos = Nanos::from_secs(1);
 const LOOKUPS_MAX: u32 = 8;
 /// Damaged places that a pass reports. It counts all of them.
 const REPORTS_PER_PASS: u64 = 16;
-
-/// What the scrub of a volume may do, and what it found.
-#[derive(Debug, Default)]
-pub(super) struct ScrubState {
-    /// The bytes that it reads in a second; 0 for no scrub.
-    per_second: AtomicU64,
-    passes: AtomicU64,
-    read_bytes: AtomicU64,
-    skipped_segments: AtomicU64,
-    /// Of the pass under way, and of the last one that ended.
-    damaged_buckets: [AtomicU64; 2],
-    damaged_values: [AtomicU64; 2],
-}
-
-impl ScrubState {
-    /// Sets the bytes that it reads in a second.
-    pub(super) fn set_rate(&self, bytes_per_second: u64) {
-        self.per_second.store(bytes_per_second, Ordering::Relaxed);
-    }
-
-    fn rate(&self) -> u64 {
-        self.per_second.load(Ordering::Relaxed)
-    }
-
-    /// A pass has ended: what it found is what is known of the volume now.
-    fn end_pass(&self) {
-        for [current, last] in [&self.damaged_buckets, &self.damaged_values] {
-            last.store(current.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        }
-        self.passes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// The damaged places that the pass under way has found.
-    fn found(&self) -> u64 {
-        self.damaged_buckets[0].load(Ordering::Relaxed) + self.damaged_values[0].load(Ordering::Relaxed)
-    }
-
-    /// The current statistics.
-    pub(super) fn statistics(&self) -> ScrubStatistics {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let most = |[current, last]: &[AtomicU64; 2]| load(current).max(load(last));
-        ScrubStatistics {
-            passes: load(&self.passes),
-            read_bytes: load(&self.read_bytes),
-            skipped_segments: load(&self.skipped_segments),
-            damaged_buckets: most(&self.damaged_buckets),
-            damaged_values: most(&self.damaged_values),
-        }
-    }
-}
 
 /// Why a scrub does not go on.
 enum ScrubStop {
@@ -146,7 +95,7 @@ impl<F: Fn(EngineError)> Scrub<'_, F> {
     /// Counts bytes that were read, and pauses for as long as the rate takes for them.
     async fn pay(&mut self, bytes: u64) -> Result<(), ScrubStop> {
         let state = &self.core.volume.scrub;
-        state.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        state.add_read_bytes(bytes);
         self.unpaid_bytes += bytes;
         if self.unpaid_bytes < STEP_BYTES {
             yield_now().await;
@@ -180,7 +129,7 @@ impl<F: Fn(EngineError)> Scrub<'_, F> {
                         if error != EngineError::NoMemory {
                             self.errors.failed(error);
                         }
-                        volume.scrub.skipped_segments.fetch_add(1, Ordering::Relaxed);
+                        volume.scrub.add_skipped_segment();
                         self.sleep_until(self.handle.now() + super::maintenance::RETRY_DELAY).await?;
                         next_prefix(store, prefix)
                     }
@@ -237,7 +186,7 @@ impl<F: Fn(EngineError)> Scrub<'_, F> {
                 };
             if suspect.replace(unit) == Some(unit) {
                 self.report_damage(unit, store);
-                volume.scrub.damaged_buckets[0].fetch_add(damaged.into(), Ordering::Relaxed);
+                volume.scrub.add_damaged_buckets(damaged);
                 return Ok(found);
             }
         }
@@ -271,7 +220,7 @@ impl<F: Fn(EngineError)> Scrub<'_, F> {
                 && suspect.replace(unit) == Some(unit)
             {
                 self.report_damage(unit, store);
-                self.core.volume.scrub.damaged_values[0].fetch_add(1, Ordering::Relaxed);
+                self.core.volume.scrub.add_damaged_value();
                 return Ok(());
             }
             newer = match self.core.read_image(store, prefix, &mut ReadRepeats::default()).await {

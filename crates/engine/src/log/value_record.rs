@@ -355,7 +355,8 @@ pub fn check_value_pieces(
     if !head.is_of(entry) {
         return Err(ValueRecordError::OtherRecord);
     }
-    if first_byte % VALUE_PIECE_BYTES > 0 || first_byte + pieces.len() > head.value_bytes as usize {
+    if !first_byte.is_multiple_of(VALUE_PIECE_BYTES) || first_byte + pieces.len() > head.value_bytes as usize
+    {
         return Err(ValueRecordError::Malformed);
     }
     let mut numbered = (first_byte / VALUE_PIECE_BYTES..).zip(pieces.chunks(VALUE_PIECE_BYTES));

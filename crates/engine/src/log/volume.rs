@@ -8,7 +8,7 @@ use super::hash_prefix::{HashPrefix, initial_store_of};
 use super::log_layout::LogLayout;
 use super::log_place::LogKind;
 use super::running_compactions::RunningCompactions;
-use super::scrub::ScrubState;
+use super::scrub_state::ScrubState;
 use super::settings::{LogSettings, checkpoint_interval_bytes};
 use super::space_pass::SpacePasses;
 use super::store::Store;

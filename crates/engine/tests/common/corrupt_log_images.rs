@@ -149,26 +149,26 @@ impl LogStructure {
     }
 
     /// The bytes that its checksum covers, as its fields say, and where the checksum is.
-    fn covered(self, image: &[u8]) -> (Vec<Range<usize>>, usize) {
+    fn covered(self, image: &[u8]) -> ([Range<usize>; 2], usize) {
         let at = self.at;
         let (mut ranges, crc_at) = match self.kind {
-            StructureKind::Superblock => (vec![at + 12..at + BLOCK], at + 8),
-            StructureKind::Bucket => (vec![at..at + 4, at + 8..at + BLOCK], at + 4),
+            StructureKind::Superblock => ([at + 12..at + BLOCK, 0..0], at + 8),
+            StructureKind::Bucket => ([at..at + 4, at + 8..at + BLOCK], at + 4),
             StructureKind::StoreImage => {
                 let count = self.u32_at(image, 36).min(image.len());
                 let body = if image[at + 28] == 0 { 6 * count } else { count };
-                (vec![at + 8..at + 48 + body], at + 4)
+                ([at + 8..at + 48 + body, 0..0], at + 4)
             }
             StructureKind::Directory => {
                 let ids = self.u32_at(image, 16).min(at / 4);
-                (vec![at - 4 * ids..at, at + 8..at + 32], at + 4)
+                ([at - 4 * ids..at, at + 8..at + 32], at + 4)
             }
             StructureKind::RecordHead => {
                 let (flags, value_bytes) = (image[at + 1], self.u32_at(image, 4));
                 let key_bytes = usize::from(u16::from_le_bytes([image[at + 2], image[at + 3]]));
                 let fields = 8 * usize::from(flags & 1) + 8 * usize::from(flags >> 1 & 1);
                 let pieces = if flags & 4 != 0 { 4 * value_bytes.div_ceil(128 << 10) } else { 0 };
-                (vec![at..at + 8, at + 12..at + 16 + fields + key_bytes + pieces], at + 8)
+                ([at..at + 8, at + 12..at + 16 + fields + key_bytes + pieces], at + 8)
             }
         };
         for range in &mut ranges {
