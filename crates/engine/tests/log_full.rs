@@ -3,15 +3,17 @@
 
 use crate::common::log_fixture::{LogFixture, log_volume};
 use futures_util::future::{Either, join_all, select};
-use octokv_base::Prng;
+use octokv_base::{Nanos, Prng};
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::{TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::log::handle::LogEngine;
 use octokv_engine::{DeleteOutcome, Engine, FormatConfig, PutMode, PutOutcome};
-use octokv_runtime::block_on;
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::rc::Rc;
 
 /// The lengths of the values of a volume.
 #[derive(Clone, Copy)]
@@ -39,11 +41,18 @@ impl Lengths {
 const IDLE_MAX: u32 = 100_000;
 
 async fn put(engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> PutOutcome {
+    put_in(PutMode::Upsert, engine, lengths, key, operation).await
+}
+
+async fn put_in(mode: PutMode, engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> PutOutcome {
     let bytes = lengths.bytes_of(key, operation);
     let name = key_of(key);
     let record = record_of(engine.record_layout(), &name, &value_of(&name, operation, bytes));
-    engine.put(&name, PutMode::Upsert, record, bytes).await.expect("no fault")
+    engine.put(&name, mode, record, bytes).await.expect("no fault")
 }
+
+/// The operations of the disk in which a write ends, or a round of writes.
+const OPERATIONS_MAX: u64 = 3_000_000;
 
 fn run<T>(disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = T>) -> T {
     let mut idle = 0;
@@ -51,6 +60,47 @@ fn run<T>(disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = 
         idle = if disk.complete_one(random) { 0 } else { idle + 1 };
         assert!(idle < IDLE_MAX, "nothing is in progress, and the operation waits");
     })
+}
+
+/// The maintenance of a volume, in simulated time.
+struct Background {
+    engine: Rc<LogEngine>,
+    handle: ReactorHandle,
+    tasks: TaskSet,
+    now: Nanos,
+}
+
+/// An operation of the disk, or a look at timers, takes so long.
+const STEP: Nanos = Nanos::from_micros(20);
+
+impl Background {
+    fn begin(engine: &Rc<LogEngine>) -> Background {
+        let sim = SimEnv::new(SimEnvConfig::new(1));
+        let devices = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
+        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
+        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
+        handle.begin_iteration(now);
+        let (maintained, own) = (Rc::clone(engine), handle.clone());
+        tasks.add(async move { maintained.maintain(&own, |error| panic!("maintenance: {error}")).await });
+        let owner = Rc::clone(engine);
+        tasks.add(async move { owner.run_abandoned().await });
+        Background { engine: Rc::clone(engine), handle, tasks, now }
+    }
+
+    /// Runs a future beside the maintenance.
+    fn run<T>(&mut self, disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = T>) -> T {
+        let (mut idle, mut operations) = (0, 0);
+        block_on(future, || {
+            self.now = self.now + STEP;
+            self.handle.begin_iteration(self.now);
+            let is_woken = self.tasks.step(random);
+            let has_completed = disk.complete_one(random);
+            idle = if has_completed { 0 } else { idle + u32::from(!is_woken) };
+            operations += u64::from(has_completed);
+            let is_stuck = idle >= IDLE_MAX || operations >= OPERATIONS_MAX;
+            assert!(!is_stuck, "waits for ever, {operations} operations: {:?}", self.engine.statistics());
+        })
+    }
 }
 
 fn check(disk: &PowerLossDisk, engine: &LogEngine, random: &mut Prng, keys: u64, operation: u64) {
@@ -124,6 +174,9 @@ struct NearlyFull {
     writers: usize,
     stores: u16,
     disk_bytes: usize,
+    mode: PutMode,
+    /// Compactions at once of its maintenance; without one, writes compact while they wait.
+    compactions: Option<usize>,
 }
 
 impl NearlyFull {
@@ -131,7 +184,13 @@ impl NearlyFull {
     fn overwrite(&self) {
         let format =
             FormatConfig { value_bytes_max: 40_000, partitions: self.stores, ..LogFixture::default().format };
-        let fixture = LogFixture { cores: 1, disk_bytes: self.disk_bytes, format, ..LogFixture::default() };
+        let fixture = LogFixture {
+            cores: 1,
+            disk_bytes: self.disk_bytes,
+            format,
+            compactions: self.compactions,
+            ..LogFixture::default()
+        };
         let (disk, engines, mut random) = log_volume(&fixture, 11);
         let (engine, random) = (&*engines[0], &mut random);
         let mut keys = 0;
@@ -139,21 +198,32 @@ impl NearlyFull {
             assert_eq!(run(&disk, random, put(engine, self.lengths, keys, 0)), PutOutcome::Stored);
             keys += 1;
         }
+        let mut background = self.compactions.map(|_| Background::begin(&engines[0]));
         // Each overwrite gives a key the length that its neighbour had: their sum stays as it is.
         for operation in 1..=self.overwrites {
             let next = Cell::new(0);
             let writer = || async {
                 while next.get() < keys {
                     let key = next.replace(next.get() + 1);
-                    let outcome = put(engine, self.lengths, key, operation).await;
+                    let outcome = put_in(self.mode, engine, self.lengths, key, operation).await;
                     assert_eq!(outcome, PutOutcome::Stored, "key {key}, overwrite {operation}");
                 }
             };
-            run(&disk, random, join_all((0..self.writers).map(|_| writer())));
+            let writers = async { drop(join_all((0..self.writers).map(|_| writer())).await) };
+            match &mut background {
+                Some(background) => background.run(&disk, random, writers),
+                None => run(&disk, random, writers),
+            };
         }
         check(&disk, engine, random, keys, self.overwrites);
-        for key in 0..keys {
-            assert_eq!(run(&disk, random, engine.delete(&key_of(key))), Ok(DeleteOutcome::Deleted));
+        let delete_all = async {
+            for key in 0..keys {
+                assert_eq!(engine.delete(&key_of(key)).await, Ok(DeleteOutcome::Deleted));
+            }
+        };
+        match &mut background {
+            Some(background) => background.run(&disk, random, delete_all),
+            None => run(&disk, random, delete_all),
         }
         assert_eq!(engine.statistics().keys, 0);
     }
@@ -166,6 +236,8 @@ const SMALL: NearlyFull = NearlyFull {
     writers: 6,
     stores: 2,
     disk_bytes: 8 << 20,
+    mode: PutMode::Upsert,
+    compactions: None,
 };
 
 #[test]
@@ -193,4 +265,53 @@ fn long_values_at_93_percent_are_overwritten_six_times() {
 #[test]
 fn mixed_values_at_90_percent_are_overwritten_twenty_times() {
     NearlyFull { lengths: Lengths::Mixed, per_mille: 900, overwrites: 20, ..SMALL }.overwrite();
+}
+
+/// With one compaction at a time, two and four.
+fn overwrite_beside_compactions(volume: &NearlyFull) {
+    for compactions in [1, 2, 4] {
+        println!("{compactions} at once");
+        NearlyFull { compactions: Some(compactions), ..*volume }.overwrite();
+    }
+}
+
+#[test]
+fn short_values_at_90_percent_are_overwritten_beside_several_compactions() {
+    overwrite_beside_compactions(&NearlyFull { per_mille: 900, stores: 4, overwrites: 1, ..SMALL });
+}
+
+#[test]
+fn short_values_at_93_percent_are_updated_by_256_writers_beside_several_compactions() {
+    let volume = NearlyFull { per_mille: 930, stores: 4, writers: 256, overwrites: 1, ..SMALL };
+    overwrite_beside_compactions(&NearlyFull { mode: PutMode::UpdateOnly, ..volume });
+}
+
+/// A conditional put takes its chunk later than its pass, and compaction may have taken many meanwhile.
+#[test]
+fn conditional_puts_at_93_percent_are_not_refused_beside_several_compactions() {
+    let volume = NearlyFull { per_mille: 930, stores: 4, writers: 2, overwrites: 2, ..SMALL };
+    let volume = NearlyFull { mode: PutMode::UpdateOnly, lengths: Lengths::Mixed, ..volume };
+    overwrite_beside_compactions(&volume);
+}
+
+#[test]
+fn long_values_at_95_percent_are_overwritten_beside_several_compactions() {
+    overwrite_beside_compactions(&NearlyFull {
+        lengths: Lengths::Long,
+        per_mille: 950,
+        stores: 4,
+        overwrites: 6,
+        ..SMALL
+    });
+}
+
+#[test]
+fn mixed_values_at_95_percent_are_overwritten_beside_several_compactions() {
+    overwrite_beside_compactions(&NearlyFull {
+        lengths: Lengths::Mixed,
+        per_mille: 950,
+        stores: 8,
+        overwrites: 8,
+        ..SMALL
+    });
 }

@@ -80,9 +80,14 @@ pub fn choose_compacted_log(
     }
     // Moving the longest record would not be possible.
     let is_short = spare < limits.value - limits.key;
-    let keys_run = running.iter().any(|&(_, log)| log == LogKind::Keys);
+    let runs = |kind| running.iter().any(|&(_, log)| log == kind);
+    let (keys_run, values_run) = (runs(LogKind::Keys), runs(LogKind::Values));
     let may_run = |candidate: &CompactionCandidate| match candidate.log {
-        LogKind::Values => candidate.needed_chunks <= spare,
+        // Two that each take a chunk might both find no further one.
+        LogKind::Values if candidate.needed_chunks > 0 => {
+            candidate.needed_chunks <= spare && !(is_short && values_run)
+        }
+        LogKind::Values => true,
         // There are only two of those.
         LogKind::Keys => !(is_short && keys_run),
     };
@@ -145,6 +150,11 @@ mod tests {
         CompactionCandidate { log: LogKind::Values, images, needed_chunks, ..keys(store, live, garbage) }
     }
 
+    /// A value log whose head chunk takes one chunk.
+    fn values_in_one(store: u32) -> CompactionCandidate {
+        CompactionCandidate { needed_chunks: 1, ..values(store, 1, 1.0, 500) }
+    }
+
     /// A value log without garbage whose head chunk was left in part.
     fn begun(store: u32, live: u64) -> CompactionCandidate {
         CompactionCandidate { is_begun: true, ..values(store, live, 1.0, 0) }
@@ -182,6 +192,11 @@ mod tests {
             (Some(1), 3, vec![], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
             (None, 3, vec![(5, Keys)], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
             (Some(1), 3, vec![(5, Values)], vec![values(0, 1, 1.0, some), keys(1, 90, some)]),
+            // Too few for two value compactions that each take a chunk: one alone, beside one of a key log, or of a chunk without live records.
+            (Some(0), 3, vec![(5, Keys)], vec![values_in_one(0)]),
+            (None, 3, vec![(5, Values)], vec![values_in_one(0)]),
+            (Some(1), 3, vec![(5, Values)], vec![values_in_one(0), values(1, 1, 0.0, none)]),
+            (Some(0), 4, vec![(5, Values)], vec![values_in_one(0)]),
             // A chunk that whole records have left is freed at any time, and what has begun goes on.
             (Some(0), 3, vec![(5, Keys)], vec![values(0, 1, 0.0, none), keys(1, 90, some)]),
             (Some(0), 11, vec![], vec![begun(0, 50), keys(1, 90, some)]),
@@ -260,7 +275,9 @@ mod tests {
                     && (candidate.garbage_bytes > 0 || candidate.is_begun || is_empty)
                     && !running.contains(&(candidate.store, candidate.log))
                     && candidate.needed_chunks <= spare
-                    && !(is_short && candidate.log == LogKind::Keys && running.iter().any(|&(_, log)| log == LogKind::Keys))
+                    && !(is_short
+                        && (candidate.log == LogKind::Keys || candidate.needed_chunks > 0)
+                        && running.iter().any(|&(_, log)| log == candidate.log))
             };
             let needed = |candidate: &CompactionCandidate| {
                 if spare < limits.value - limits.key { candidate.needed_chunks } else { 0 }

@@ -320,8 +320,9 @@ impl LogCore {
             return true;
         }
         let (layout, limits) = (self.volume.layout(), self.volume.pool.limits());
-        // The chunks of the longest record and of its image, and one for the rest of each log.
-        let of_head = 2 + limits.value - limits.key;
+        // For each round that moves records of its head: the chunks of the longest record and of its image, and one for the rest of each log.
+        let rounds = self.volume.compactions.count(LogKind::Values).max(1);
+        let of_head = rounds * (2 + limits.value - limits.key);
         let of_record = store.tail.lock().chunks_of(record.record_bytes().div_ceil(1 << layout.granule_log2));
         let has_space = self.volume.passes.spare_chunks(&self.volume.pool) >= of_record + of_head;
         if !has_space && target == VisitTarget::Window {

@@ -148,8 +148,9 @@ impl LogCore {
         }
         let needed = self.chunks_of_round(state, chunk);
         if let Some(window) = &mut state.window {
-            // Key compaction gets room for the images that become garbage only when the round has ended.
-            let has_space = needed <= u64::from(self.volume.passes.spare_chunks(&self.volume.pool));
+            // Key compaction gets room for the images that become garbage only when the round has ended. Other rounds move their windows, too.
+            let spare = self.volume.passes.spare_chunks(&self.volume.pool).into();
+            let has_space = self.volume.compactions.take_round(store.id, LogKind::Values, needed, spare);
             window.set_reach(if has_space { window.end() } else { ChunkIndex(index.0 + 1) });
         }
         Ok(HeadChunk { index, chunk })

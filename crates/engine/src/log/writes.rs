@@ -180,7 +180,15 @@ impl LogCore {
     ) -> Result<AppendedValue<'a>, EngineError> {
         let key = put.key.as_bytes();
         let record = NewValueRecord { key, meta, value_bytes: put.value.bytes as u32 };
-        self.append_value(store, prefix, &record, put.parts(), ChunkPurpose::User)
+        // Since the pass was given, compaction may have taken all but F_key and what the pass says.
+        let mut appended = self.append_value(store, prefix, &record, put.parts(), ChunkPurpose::User);
+        for purpose in [ChunkPurpose::Delete, ChunkPurpose::Compaction] {
+            if !matches!(appended, Err(EngineError::Device { error: DeviceError::NoSpace, .. })) {
+                break;
+            }
+            appended = self.append_value(store, prefix, &record, put.parts(), purpose);
+        }
+        appended
     }
 
     /// What a put takes of the space at most: its record, with an id in a directory, and an image that is a bucket longer for its entry.

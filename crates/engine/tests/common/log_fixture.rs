@@ -28,6 +28,8 @@ pub struct LogFixture {
     pub clock: WallClock,
     pub cores: usize,
     pub disk_bytes: usize,
+    /// Those that maintenance runs at once; `None`: as many as the engine's default.
+    pub compactions: Option<usize>,
 }
 
 impl Default for LogFixture {
@@ -47,6 +49,7 @@ impl Default for LogFixture {
             clock: WallClock::default(),
             cores: 4,
             disk_bytes: LOG_DISK_BYTES,
+            compactions: None,
         }
     }
 }
@@ -70,7 +73,11 @@ impl LogFixture {
     }
 
     pub async fn open_volume(&self, device: &Rc<dyn Device>) -> Result<Arc<LogVolume>, String> {
-        let volume = open_with(device, &pool(), self.open_config(), &self.format, make_small).await;
+        let adjust = |settings: &mut LogSettings| {
+            make_small(settings);
+            settings.compactions = self.compactions.unwrap_or(settings.compactions);
+        };
+        let volume = open_with(device, &pool(), self.open_config(), &self.format, adjust).await;
         volume.map_err(|error| error.to_string())
     }
 }
