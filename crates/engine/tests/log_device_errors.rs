@@ -24,6 +24,9 @@ const DISK_BYTES: u64 = 8 << 20;
 const SMALL_DISK_BYTES: u64 = 3 << 20;
 const EIO: InjectedFault = InjectedFault::Error(5);
 
+/// Of maintenance at once.
+const COMPACTIONS: [usize; 3] = [1, 2, 4];
+
 fn fixture() -> LogFixture {
     let mut fixture = LogFixture { cores: 1, ..LogFixture::default() };
     fixture.format.value_bytes_max = 8 << 10;
@@ -31,8 +34,9 @@ fn fixture() -> LogFixture {
 }
 
 impl Maintained<LogEngine> {
-    fn new(disk_bytes: u64) -> Maintained<LogEngine> {
-        let (fixture, plan) = (fixture(), FaultPlan::default());
+    fn new(disk_bytes: u64, compactions: usize) -> Maintained<LogEngine> {
+        let (fixture, plan) =
+            (LogFixture { compactions: Some(compactions), ..fixture() }, FaultPlan::default());
         let memory: Rc<dyn Device> = StableMemory::new(disk_bytes, 512);
         block_on(fixture.format(Rc::clone(&memory)), || ());
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
@@ -89,7 +93,11 @@ fn check_after_crash(volume: &Maintained<LogEngine>) -> LogStatistics {
 
 #[test]
 fn a_device_that_fails_all_reads_for_a_time_costs_nothing() {
-    let mut volume = Maintained::<LogEngine>::new(DISK_BYTES);
+    COMPACTIONS.into_iter().for_each(fail_all_reads_for_a_time);
+}
+
+fn fail_all_reads_for_a_time(compactions: usize) {
+    let mut volume = Maintained::<LogEngine>::new(DISK_BYTES, compactions);
     volume.write_round(1);
     for millis in [20, 200, 2_000] {
         volume.plan.add(FaultRule::always(OpFilter::Read, EIO));
@@ -107,8 +115,8 @@ fn a_device_that_fails_all_reads_for_a_time_costs_nothing() {
 #[test]
 fn chunks_that_cannot_be_read_do_not_keep_the_garbage_of_others() {
     let mut pinned = 0;
-    for chunk in [5, 100, 177, 320] {
-        let mut volume = Maintained::<LogEngine>::new(DISK_BYTES);
+    for (chunk, compactions) in [(5, 1), (100, 4), (177, 2), (177, 4), (320, 1)] {
+        let mut volume = Maintained::<LogEngine>::new(DISK_BYTES, compactions);
         volume.write_round(1);
         assert_eq!(volume.take_reports(), []);
         let first = volume.first_chunk_block() + chunk * CHUNK_BLOCKS;
@@ -149,7 +157,11 @@ fn chunks_that_cannot_be_read_do_not_keep_the_garbage_of_others() {
 
 #[test]
 fn pinned_chunks_survive_crashes_and_are_emptied_by_a_later_opening() {
-    let mut volume = Maintained::<LogEngine>::new(SMALL_DISK_BYTES);
+    COMPACTIONS.into_iter().for_each(pin_and_open_again);
+}
+
+fn pin_and_open_again(compactions: usize) {
+    let mut volume = Maintained::<LogEngine>::new(SMALL_DISK_BYTES, compactions);
     volume.write_round(1);
     // Of a third of the chunks a part cannot be read.
     for chunk in (0..volume.log().chunks).step_by(3) {
@@ -172,7 +184,7 @@ fn pinned_chunks_survive_crashes_and_are_emptied_by_a_later_opening() {
         }
     }
     let log = volume.log();
-    assert_eq!(log.pinned_chunks, log.chunks / 32, "no more than that: {log:?}");
+    assert_eq!(log.pinned_chunks, log.chunks / 32, "no more than that, {compactions} at once: {log:?}");
     assert!(refused > 0, "a volume without space answers the error that keeps it from being compacted");
     assert!(!volume.take_reports().is_empty(), "operators are told");
     volume.plan.clear();
@@ -186,7 +198,7 @@ fn pinned_chunks_survive_crashes_and_are_emptied_by_a_later_opening() {
 
 #[test]
 fn blocks_that_the_medium_has_lost_pin_nothing() {
-    let mut volume = Maintained::<LogEngine>::new(DISK_BYTES);
+    let mut volume = Maintained::<LogEngine>::new(DISK_BYTES, COMPACTIONS[2]);
     volume.write_round(1);
     let first = volume.first_chunk_block() + 40 * CHUNK_BLOCKS;
     volume.plan.add(FaultRule::within(OpFilter::Read, Lba(first), Lba(first + 1), InjectedFault::Error(61)));

@@ -1,6 +1,7 @@
 //! The log engine under power loss at every write and flush.
 
 use crate::common::log_fixture::{LogFixture, SmallLogVolume};
+use futures_util::future::join_all;
 use octokv_base::Prng;
 use octokv_device::power_loss::{DiskHistory, PowerLossMode};
 use octokv_engine::log::handle::LogEngine;
@@ -38,6 +39,27 @@ fn acknowledged_writes_survive_power_loss_at_every_write_and_flush() {
     let (disks, trace) = suite().run_traced(7, 2_500);
     assert!(disks[0].events() > 5_000, "{} events", disks[0].events());
     suite().lose_power_at_events(&disks, &trace, 1);
+}
+
+/// Both logs of both stores are compacted at the same time: each call takes what no other one has.
+#[test]
+fn acknowledged_writes_survive_power_loss_beside_four_compactions_at_once() {
+    let mut suite = suite();
+    suite.background = |engine: Rc<LogEngine>| {
+        Box::pin(async move {
+            engine.split_once().await.expect("no fault");
+            engine.checkpoint().await.expect("no fault");
+            let logs = [LogKind::Values, LogKind::Keys, LogKind::Values, LogKind::Keys];
+            for advanced in join_all(logs.map(|log| engine.compact_once(log))).await {
+                advanced.expect("no fault");
+            }
+            engine.mark_durable().await.expect("no fault");
+        })
+    };
+    let (disks, trace) = suite.run_traced(17, 1_500);
+    suite.lose_power_at_events(&disks, &trace, 2);
+    let (disks, trace) = suite.run_traced(18, 120);
+    suite.lose_power_twice(&disks, &trace, 13);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::store::Store;
 use super::store_image::PinnedChunk;
 use crate::EngineError;
 use octokv_base::Nanos;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A round of a log fails so often in succession before its head chunk is pinned: shorter troubles of a device cost no checkpoint.
 const FAILURES_BEFORE_PIN: u32 = 3;
@@ -18,6 +19,15 @@ const FAILURES_BEFORE_PIN: u32 = 3;
 const PINNED_DIVISOR: u32 = 32;
 /// From one attempt to empty pinned chunks to the next: twice as long after each that failed.
 const ATTEMPT_DELAYS: (Nanos, Nanos) = (Nanos::from_secs(1), Nanos::from_secs(60));
+
+/// A chunk that is about to be pinned, until this is dropped.
+struct WantedPin<'a>(&'a AtomicU32);
+
+impl Drop for WantedPin<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// When pinned chunks are read again.
 pub(super) struct PinnedAttempts {
@@ -51,16 +61,17 @@ impl LogCore {
                 LogKind::Keys => state.keys.sealed().next(),
                 LogKind::Values => state.values.sealed().next(),
             };
-            let is_wanted = failures >= FAILURES_BEFORE_PIN && self.may_pin();
-            if is_wanted {
+            let may_pin = failures >= FAILURES_BEFORE_PIN && head.is_some();
+            let pin = may_pin.then(|| self.begin_pin()).flatten();
+            if pin.is_some() {
                 // What lies behind is another chunk.
                 state.pinned.note_round(log, false);
             }
-            let wanted = head.filter(|_| is_wanted).map(|(index, chunk)| PinnedChunk { log, index, chunk });
-            state.pinned.wanted.extend(wanted);
+            let wanted = head.zip(pin).map(|((index, chunk), pin)| (PinnedChunk { log, index, chunk }, pin));
+            state.pinned.wanted.extend(wanted.iter().map(|(wanted, _)| *wanted));
             wanted
         };
-        let Some(wanted) = wanted else { return Ok(()) };
+        let Some((wanted, _pin)) = wanted else { return Ok(()) };
         let pinned = self.pin(store, wanted).await;
         // Whatever the checkpoint says: a later round asks again.
         store.state.lock().pinned.wanted.retain(|other| *other != wanted);
@@ -76,10 +87,13 @@ impl LogCore {
         Box::pin(self.checkpoint(false)).await
     }
 
-    /// Whether one more chunk may be pinned.
-    fn may_pin(&self) -> bool {
-        let pool = &self.volume.pool;
-        pool.pinned() < (pool.chunks() / PINNED_DIVISOR).max(1)
+    /// Notes that one more chunk is to be pinned, if that may be: with those that other compactions are about to pin.
+    fn begin_pin(&self) -> Option<WantedPin<'_>> {
+        let (pool, wanted) = (&self.volume.pool, &self.volume.wanted_pins);
+        let most = (pool.chunks() / PINNED_DIVISOR).max(1);
+        let add = |wanted: u32| (pool.pinned() + wanted < most).then_some(wanted + 1);
+        let is_added = wanted.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).is_ok();
+        is_added.then(|| WantedPin(wanted))
     }
 
     /// Empties pinned chunks if that is due, and lets logs be compacted in their turn again that the device failed to read. `None` if it is

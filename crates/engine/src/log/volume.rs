@@ -21,7 +21,7 @@ use crate::sync::Mutex;
 use crate::{OpenConfig, VolumeInfo, WallClock};
 use octokv_base::{Key, Lba, RingPosition, Version};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// What the operations of a volume did since its opening.
 #[derive(Debug, Default)]
@@ -70,6 +70,8 @@ pub struct LogVolume {
     pub(super) flushes: FlushQueue,
     pub(super) passes: SpacePasses,
     pub(super) compactions: RunningCompactions,
+    /// Head chunks that compactions are about to pin.
+    pub(super) wanted_pins: AtomicU32,
     /// Of checkpoints and of changes of the superblock.
     pub(super) maintenance_locks: KeyLocks,
     /// Of each store, by its number: writers that split because splits lag wait for each other, so that one holds the segment alone.
@@ -123,6 +125,7 @@ impl LogVolume {
             flushes: FlushQueue::new(),
             passes,
             compactions: RunningCompactions::default(),
+            wanted_pins: AtomicU32::new(0),
             maintenance_locks: KeyLocks::default(),
             split_locks: KeyLocks::default(),
             abandoned: AbandonedCount::default(),
