@@ -30,6 +30,8 @@ pub struct LogPlan {
     pub window_divisor: u32,
     /// Segments that a compaction handles at the same time.
     pub sub_compactions: usize,
+    /// Compactions that maintenance runs at the same time.
+    pub compactions: usize,
     /// Between two rounds of maintenance.
     pub round_interval: Nanos,
     /// Mean number of completed commands between compactions, splits and checkpoints that no one needs.
@@ -54,6 +56,7 @@ impl LogPlan {
             rewrites_tail: !random.one_in(5),
             window_divisor: pick(random, &[0, 1, 4, 8]),
             sub_compactions: pick(random, &[1, 2, 8]),
+            compactions: pick(random, &[1, 2, 4, 4]),
             round_interval: Nanos::from_millis(pick(random, &[2, 20])),
             work_interval: between(random, 4, 60),
         }
@@ -72,6 +75,7 @@ impl LogPlan {
         settings.rewrites_tail = self.rewrites_tail;
         settings.window_divisor = self.window_divisor;
         settings.sub_compactions = self.sub_compactions;
+        settings.compactions = self.compactions;
         settings.round_interval = self.round_interval;
     }
 }

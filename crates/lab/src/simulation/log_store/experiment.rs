@@ -62,7 +62,7 @@ pub struct LogStoreSettings {
 }
 
 impl Default for LogStoreSettings {
-    /// Those of the engine.
+    /// Those of the engine, with one compaction at once: figure 13b varies that.
     fn default() -> LogStoreSettings {
         LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 }
     }
