@@ -38,6 +38,8 @@ pub enum AnyVolume {
     Lsm(Arc<LsmVolume>),
     /// Of the log engine.
     Log(Arc<LogVolume>),
+    /// Of the log engine, with a cache of values.
+    CachedLog(CachedVolume<Arc<LogVolume>>),
 }
 
 /// One core's handle on a volume of any engine.
@@ -50,6 +52,8 @@ pub enum AnyEngine {
     Lsm(Box<LsmEngine>),
     /// Of the log engine. Boxed for the same reason.
     Log(Box<LogEngine>),
+    /// Of the log engine, with a cache of values. Boxed for the same reason.
+    CachedLog(Box<CachedEngine<LogEngine>>),
 }
 
 impl AnyVolume {
@@ -63,7 +67,7 @@ impl AnyVolume {
             AnyVolume::Hash(volume) => volume.assign_owner_cores(cores),
             AnyVolume::CachedHash(volume) => volume.volume().assign_owner_cores(cores),
             AnyVolume::Lsm(_) => panic!("the ordered engine has no owners"),
-            AnyVolume::Log(_) => panic!("the log engine has owners by its stores"),
+            AnyVolume::Log(_) | AnyVolume::CachedLog(_) => panic!("the log engine has owners by its stores"),
         }
     }
 }
@@ -105,7 +109,9 @@ impl Volume for AnyVolume {
             EngineKind::Lsm => {
                 <Arc<LsmVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Lsm)
             }
-            // It has no cache.
+            EngineKind::Log if config.cache_bytes > 0 => {
+                CachedVolume::open(devices, pool, config, format).await.map(AnyVolume::CachedLog)
+            }
             EngineKind::Log => {
                 <Arc<LogVolume>>::open(devices, pool, config, format).await.map(AnyVolume::Log)
             }
@@ -147,6 +153,9 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => AnyEngine::CachedHash(volume.engine(core, devices, pool)),
             AnyVolume::Lsm(volume) => AnyEngine::Lsm(Box::new(volume.engine(core, devices, pool))),
             AnyVolume::Log(volume) => AnyEngine::Log(Box::new(volume.engine(core, devices, pool))),
+            AnyVolume::CachedLog(volume) => {
+                AnyEngine::CachedLog(Box::new(volume.engine(core, devices, pool)))
+            }
         }
     }
 
@@ -156,6 +165,7 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.info(),
             AnyVolume::Lsm(volume) => Volume::info(volume),
             AnyVolume::Log(volume) => Volume::info(volume),
+            AnyVolume::CachedLog(volume) => Volume::info(volume),
         }
     }
 
@@ -165,6 +175,7 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.used_bytes(),
             AnyVolume::Lsm(volume) => Volume::used_bytes(volume),
             AnyVolume::Log(volume) => Volume::used_bytes(volume),
+            AnyVolume::CachedLog(volume) => Volume::used_bytes(volume),
         }
     }
 
@@ -174,6 +185,7 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.set_scrub_rate(bytes_per_second),
             AnyVolume::Lsm(volume) => volume.set_scrub_rate(bytes_per_second),
             AnyVolume::Log(volume) => volume.set_scrub_rate(bytes_per_second),
+            AnyVolume::CachedLog(volume) => volume.set_scrub_rate(bytes_per_second),
         }
     }
 
@@ -183,6 +195,7 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.is_idle(),
             AnyVolume::Lsm(volume) => Volume::is_idle(volume),
             AnyVolume::Log(volume) => Volume::is_idle(volume),
+            AnyVolume::CachedLog(volume) => Volume::is_idle(volume),
         }
     }
 
@@ -192,6 +205,7 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.is_read_only(),
             AnyVolume::Lsm(volume) => Volume::is_read_only(volume),
             AnyVolume::Log(volume) => Volume::is_read_only(volume),
+            AnyVolume::CachedLog(volume) => Volume::is_read_only(volume),
         }
     }
 
@@ -201,23 +215,29 @@ impl Volume for AnyVolume {
             AnyVolume::CachedHash(volume) => volume.statistics(),
             AnyVolume::Lsm(volume) => Volume::statistics(volume),
             AnyVolume::Log(volume) => Volume::statistics(volume),
+            AnyVolume::CachedLog(volume) => Volume::statistics(volume),
         }
     }
 }
 
 /// A future of any engine: that of the hash engine in place, the others boxed.
-type EngineFuture<H, C, T, L> = Either<H, Either<Pin<Box<C>>, Either<Pin<Box<T>>, Pin<Box<L>>>>>;
+type EngineFuture<H, C, T, L, K> =
+    Either<H, Either<Pin<Box<C>>, Either<Pin<Box<T>>, Either<Pin<Box<L>>, Pin<Box<K>>>>>>;
 
-fn of_cached<H, C, T, L>(future: C) -> EngineFuture<H, C, T, L> {
+fn of_cached<H, C, T, L, K>(future: C) -> EngineFuture<H, C, T, L, K> {
     Either::Right(Either::Left(Box::pin(future)))
 }
 
-fn of_lsm<H, C, T, L>(future: T) -> EngineFuture<H, C, T, L> {
+fn of_lsm<H, C, T, L, K>(future: T) -> EngineFuture<H, C, T, L, K> {
     Either::Right(Either::Right(Either::Left(Box::pin(future))))
 }
 
-fn of_log<H, C, T, L>(future: L) -> EngineFuture<H, C, T, L> {
-    Either::Right(Either::Right(Either::Right(Box::pin(future))))
+fn of_log<H, C, T, L, K>(future: L) -> EngineFuture<H, C, T, L, K> {
+    Either::Right(Either::Right(Either::Right(Either::Left(Box::pin(future)))))
+}
+
+fn of_cached_log<H, C, T, L, K>(future: K) -> EngineFuture<H, C, T, L, K> {
+    Either::Right(Either::Right(Either::Right(Either::Right(Box::pin(future)))))
 }
 
 impl Engine for AnyEngine {
@@ -234,6 +254,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.put_with(key, value, options)),
             AnyEngine::Lsm(engine) => of_lsm(engine.put_with(key, value, options)),
             AnyEngine::Log(engine) => of_log(engine.put_with(key, value, options)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.put_with(key, value, options)),
         }
     }
 
@@ -243,6 +264,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.get(key)),
             AnyEngine::Lsm(engine) => of_lsm(engine.get(key)),
             AnyEngine::Log(engine) => of_log(engine.get(key)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.get(key)),
         }
     }
 
@@ -256,6 +278,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.get_range(key, range)),
             AnyEngine::Lsm(engine) => of_lsm(engine.get_range(key, range)),
             AnyEngine::Log(engine) => of_log(engine.get_range(key, range)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.get_range(key, range)),
         }
     }
 
@@ -269,6 +292,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.delete_with(key, version)),
             AnyEngine::Lsm(engine) => of_lsm(engine.delete_with(key, version)),
             AnyEngine::Log(engine) => of_log(engine.delete_with(key, version)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.delete_with(key, version)),
         }
     }
 
@@ -278,6 +302,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.status(key)),
             AnyEngine::Lsm(engine) => of_lsm(engine.status(key)),
             AnyEngine::Log(engine) => of_log(engine.status(key)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.status(key)),
         }
     }
 
@@ -287,6 +312,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.list(start, sink)),
             AnyEngine::Lsm(engine) => of_lsm(engine.list(start, sink)),
             AnyEngine::Log(engine) => of_log(engine.list(start, sink)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.list(start, sink)),
         }
     }
 
@@ -301,6 +327,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.scan(range, since, sink)),
             AnyEngine::Lsm(engine) => of_lsm(engine.scan(range, since, sink)),
             AnyEngine::Log(engine) => of_log(engine.scan(range, since, sink)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.scan(range, since, sink)),
         }
     }
 
@@ -310,6 +337,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.forget_below(version)),
             AnyEngine::Lsm(engine) => of_lsm(engine.forget_below(version)),
             AnyEngine::Log(engine) => of_log(engine.forget_below(version)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.forget_below(version)),
         }
     }
 
@@ -319,12 +347,13 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.give_up_space(bytes)),
             AnyEngine::Lsm(engine) => of_lsm(engine.give_up_space(bytes)),
             AnyEngine::Log(engine) => of_log(engine.give_up_space(bytes)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.give_up_space(bytes)),
         }
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<TreeIterator>, EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) | AnyEngine::CachedLog(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.create_iterator(options).await,
@@ -337,7 +366,7 @@ impl Engine for AnyEngine {
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) | AnyEngine::CachedLog(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.next_pairs(iterator, sink).await,
@@ -346,7 +375,7 @@ impl Engine for AnyEngine {
 
     async fn seek_iterator(&self, iterator: &TreeIterator, key: &Key) -> Result<(), EngineError> {
         match self {
-            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) => {
+            AnyEngine::Hash(_) | AnyEngine::CachedHash(_) | AnyEngine::Log(_) | AnyEngine::CachedLog(_) => {
                 Err(EngineError::Unsupported(Capability::Iterators))
             }
             AnyEngine::Lsm(engine) => engine.seek_iterator(iterator, key).await,
@@ -359,6 +388,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.compact_all().await,
             AnyEngine::Lsm(engine) => engine.compact_all().await,
             AnyEngine::Log(engine) => engine.compact_all().await,
+            AnyEngine::CachedLog(engine) => engine.compact_all().await,
         }
     }
 
@@ -368,6 +398,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.flush()),
             AnyEngine::Lsm(engine) => of_lsm(engine.flush()),
             AnyEngine::Log(engine) => of_log(engine.flush()),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.flush()),
         }
     }
 
@@ -377,6 +408,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.maintain(handle, report)),
             AnyEngine::Lsm(engine) => of_lsm(engine.maintain(handle, report)),
             AnyEngine::Log(engine) => of_log(engine.maintain(handle, report)),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.maintain(handle, report)),
         }
     }
 
@@ -386,6 +418,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.run_abandoned()),
             AnyEngine::Lsm(engine) => of_lsm(engine.run_abandoned()),
             AnyEngine::Log(engine) => of_log(engine.run_abandoned()),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.run_abandoned()),
         }
     }
 
@@ -395,6 +428,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => of_cached(engine.close()),
             AnyEngine::Lsm(engine) => of_lsm(engine.close()),
             AnyEngine::Log(engine) => of_log(engine.close()),
+            AnyEngine::CachedLog(engine) => of_cached_log(engine.close()),
         }
     }
 
@@ -404,6 +438,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.owner_core(key),
             AnyEngine::Lsm(engine) => engine.owner_core(key),
             AnyEngine::Log(engine) => engine.owner_core(key),
+            AnyEngine::CachedLog(engine) => engine.owner_core(key),
         }
     }
 
@@ -414,6 +449,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.may_end_at_once(),
             AnyEngine::Lsm(engine) => engine.may_end_at_once(),
             AnyEngine::Log(engine) => engine.may_end_at_once(),
+            AnyEngine::CachedLog(engine) => engine.may_end_at_once(),
         }
     }
     #[inline]
@@ -423,6 +459,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.begin_lookup(key),
             AnyEngine::Lsm(engine) => engine.begin_lookup(key),
             AnyEngine::Log(engine) => engine.begin_lookup(key),
+            AnyEngine::CachedLog(engine) => engine.begin_lookup(key),
         }
     }
 
@@ -433,6 +470,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.advance_lookup(lookup, stage),
             AnyEngine::Lsm(engine) => engine.advance_lookup(lookup, stage),
             AnyEngine::Log(engine) => engine.advance_lookup(lookup, stage),
+            AnyEngine::CachedLog(engine) => engine.advance_lookup(lookup, stage),
         }
     }
 
@@ -448,6 +486,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::Lsm(engine) => engine.get_now(key, lookup, receive),
             AnyEngine::Log(engine) => engine.get_now(key, lookup, receive),
+            AnyEngine::CachedLog(engine) => engine.get_now(key, lookup, receive),
         }
     }
 
@@ -457,6 +496,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.exist_now(key, lookup),
             AnyEngine::Lsm(engine) => engine.exist_now(key, lookup),
             AnyEngine::Log(engine) => engine.exist_now(key, lookup),
+            AnyEngine::CachedLog(engine) => engine.exist_now(key, lookup),
         }
     }
 
@@ -467,6 +507,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.put_now(key, lookup, mode, value),
             AnyEngine::Lsm(engine) => engine.put_now(key, lookup, mode, value),
             AnyEngine::Log(engine) => engine.put_now(key, lookup, mode, value),
+            AnyEngine::CachedLog(engine) => engine.put_now(key, lookup, mode, value),
         }
     }
 
@@ -476,6 +517,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.delete_now(key, lookup),
             AnyEngine::Lsm(engine) => engine.delete_now(key, lookup),
             AnyEngine::Log(engine) => engine.delete_now(key, lookup),
+            AnyEngine::CachedLog(engine) => engine.delete_now(key, lookup),
         }
     }
 
@@ -485,6 +527,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.prefetch(key, stage),
             AnyEngine::Lsm(engine) => engine.prefetch(key, stage),
             AnyEngine::Log(engine) => engine.prefetch(key, stage),
+            AnyEngine::CachedLog(engine) => engine.prefetch(key, stage),
         }
     }
 
@@ -494,6 +537,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.record_layout(),
             AnyEngine::Lsm(engine) => engine.record_layout(),
             AnyEngine::Log(engine) => engine.record_layout(),
+            AnyEngine::CachedLog(engine) => engine.record_layout(),
         }
     }
 
@@ -503,6 +547,7 @@ impl Engine for AnyEngine {
             AnyEngine::CachedHash(engine) => engine.statistics(),
             AnyEngine::Lsm(engine) => engine.statistics(),
             AnyEngine::Log(engine) => engine.statistics(),
+            AnyEngine::CachedLog(engine) => engine.statistics(),
         }
     }
 }

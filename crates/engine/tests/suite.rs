@@ -25,6 +25,7 @@ mod hash_salvage;
 mod hash_simulated_ssd;
 mod hash_upgrade;
 mod log_accesses;
+mod log_cached;
 mod log_conformance;
 mod log_corrupt_images;
 mod log_damage;

@@ -9,9 +9,9 @@ use crate::config::{
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
 use octokv_base::NamespaceId;
+use octokv_engine::FormatConfig;
 use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT;
-use octokv_engine::{EngineKind, FormatConfig};
 use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
 use std::collections::BTreeMap;
@@ -124,10 +124,6 @@ fn validate_cache(config: &NamespaceConfig) -> Result<(), StartError> {
     let bytes = config.cache_bytes;
     if matches!(config.command_set, CommandSetConfig::Blocks { .. }) {
         return invalid("only a key-value namespace has a cache of values".to_owned());
-    }
-    if matches!(&config.command_set, CommandSetConfig::KeyValue { format } if format.engine == EngineKind::Log)
-    {
-        return invalid("the log engine has no cache of values".to_owned());
     }
     if matches!(config.device, DeviceConfig::Memory { .. }) && config.drive_profile.is_none() {
         return invalid("a namespace in memory needs no cache of its values".to_owned());

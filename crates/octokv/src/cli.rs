@@ -499,7 +499,7 @@ pub struct BenchArgs {
     /// With local-engine --engine log: bytes of a chunk of a new volume, or `auto` [default: auto].
     #[arg(long, value_name = "SIZE")]
     pub chunk_bytes: Option<UnitSetting>,
-    /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own]. Engine log has none.
+    /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own].
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
     /// Memory for a store in this process. With local-engine: buffers of all cores, at least 8 MiB each [default: 256 MiB each].

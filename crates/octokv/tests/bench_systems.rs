@@ -89,8 +89,7 @@ fn the_local_engines_run_every_workload_on_a_file() {
         runs_every_workload("local-engine", &[&place[..], &["--cores", "0,0"]].concat());
         let more = ["--workload", "fillseq,readwhilewriting", "--write-rate", "100", "--json", "-"];
         let local = ["--system", "local-engine", "--durability", "device"];
-        let cache = if engine == "log" { "0" } else { "1MiB" };
-        let beside = results(&bench(&[&local[..], &["--cache", cache], &place, &more].concat()));
+        let beside = results(&bench(&[&local[..], &["--cache", "1MiB"], &place, &more].concat()));
         assert_eq!((&beside[1]["operations"], &beside[1]["not_found"]), (&200.into(), &0.into()));
     }
     let path = directory.path().join("lsm");
@@ -224,7 +223,6 @@ fn flags_of_another_system_are_usage_errors() {
     on_path(&["--workload", "ycsb-e"], "lists of keys are for");
     on_path(&["--workload", "seekrandom", "--engine", "lsm"], "lists of keys are for");
     on_path(&["--cache", "7"], "at least 1MiB");
-    on_path(&["--engine", "log", "--cache", "1MiB"], "--cache: the log engine has no cache");
     on_path(&["--engine", "log", "--workload", "scanrandom"], "scans are for --system kv");
     on_path(&["--engine", "log", "--chunk-bytes", "12KiB"], "--chunk-bytes: must be a power of two");
     on_path(&["--engine", "log", "--partitions", "0"], "--partitions: must be at least 1");

@@ -207,10 +207,9 @@ fn a_namespace_of_the_log_engine_is_added_beside_another_and_has_no_cache() {
 fn settings_of_another_engine_or_out_of_range_are_refused() {
     let directory = temp_directory();
     let device = directory.path().join("device");
-    let table: [(&[&str], &str); 9] = [
+    let table: [(&[&str], &str); 8] = [
         (&["--partitions", "4"], "--partitions is for engine = \"log\", which no namespace has"),
         (&["--chunk-bytes", "1MiB", "--engine", "lsm"], "--chunk-bytes is for engine = \"log\""),
-        (&["--engine", "log", "--cache-bytes", "4MiB"], "cache_bytes: the log engine has no cache"),
         (&["--engine", "log", "--partitions", "0"], "partitions must be 1 to 65535"),
         (&["--engine", "log", "--partitions", "65536"], "65536"),
         (&["--engine", "log", "--chunk-bytes", "48KiB"], "chunk_bytes must be a power of two up to 16MiB"),

@@ -8,7 +8,9 @@ use octokv_base::BufferPool;
 use octokv_device::Device;
 use octokv_engine::log::settings::LogSettings;
 use octokv_engine::lsm::settings::TreeSettings;
-use octokv_engine::{AnyVolume, EngineKind, FormatConfig, OpenConfig, OpenError, Volume, log, lsm};
+use octokv_engine::{
+    AnyVolume, CachedVolume, EngineKind, FormatConfig, OpenConfig, OpenError, Volume, log, lsm,
+};
 use std::rc::Rc;
 
 /// The engine of a node.
@@ -72,7 +74,12 @@ impl EnginePlan {
             }
             EnginePlan::Log(log) => {
                 let adjust = |settings: &mut LogSettings| log.adjust(settings);
-                log::open::open_with(&devices[0], pool, config, format, adjust).await.map(AnyVolume::Log)
+                let cache_bytes = config.cache_bytes;
+                let volume = log::open::open_with(&devices[0], pool, config, format, adjust).await?;
+                Ok(match cache_bytes {
+                    0 => AnyVolume::Log(volume),
+                    bytes => AnyVolume::CachedLog(CachedVolume::new(volume, bytes)),
+                })
             }
         }
     }

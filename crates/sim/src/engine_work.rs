@@ -74,6 +74,7 @@ impl EngineWork {
         match (self, engine) {
             (EngineWork::Tree(work), AnyEngine::Lsm(engine)) => work.run(engine).await,
             (EngineWork::Log(work), AnyEngine::Log(engine)) => work.run(engine).await,
+            (EngineWork::Log(work), AnyEngine::CachedLog(engine)) => work.run(engine.engine()).await,
             (EngineWork::Tree(_) | EngineWork::Log(_), _) => panic!("work of another engine"),
         }
     }

@@ -379,9 +379,13 @@ impl KvRunner {
                 stats.waited_writes += log.waited_writes;
                 stats.lost_values += log.lost_values;
             }
-            if let AnyVolume::Log(volume) = volume {
-                self.simulation.stats.log.replays += u64::from(volume.replayed_images() > 0);
-            }
+            let logs = match volume {
+                AnyVolume::Log(logs) => Some(logs),
+                AnyVolume::CachedLog(cached) => Some(cached.volume()),
+                _ => None,
+            };
+            let has_replayed = logs.is_some_and(|logs| logs.replayed_images() > 0);
+            self.simulation.stats.log.replays += u64::from(has_replayed);
         }
     }
 

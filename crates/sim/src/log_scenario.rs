@@ -8,6 +8,7 @@ use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::log_plan::LogPlan;
 use crate::scenario::{FaultKind, KvScenarioPlan, Phase, Scenario, ScheduledFault};
+use crate::scenario_draw::draw_cache_bytes;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 
@@ -31,8 +32,8 @@ pub fn draw_log_plan(seed: u64) -> KvScenarioPlan {
     node.engine = EnginePlan::Log(log);
     node.disk.block_bytes = node.disk.block_bytes.min(node.unit_bytes);
     node.disk.size_bytes = log.disk_bytes();
-    // It has owners by its stores, and no cache.
-    (node.has_owner_cores, node.cache_bytes) = (false, 0);
+    // It has owners by its stores.
+    (node.has_owner_cores, node.cache_bytes) = (false, draw_cache_bytes(seed));
     node.pool_bytes = node.pool_bytes.max(pick(random, &[1 << 20, 8 << 20]));
     let bytes_max = pick(random, &[200, 1_000, u64::MAX, u64::MAX]);
     plan.load.value_bytes_max = plan.load.value_bytes_max.min(node.value_bytes_max.into()).min(bytes_max);

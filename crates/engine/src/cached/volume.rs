@@ -23,6 +23,12 @@ pub struct CachedVolume<V> {
 }
 
 impl<V: Volume> CachedVolume<V> {
+    /// An open volume with a cache of so many bytes.
+    pub fn new(volume: V, cache_bytes: u64) -> CachedVolume<V> {
+        let cache = Arc::new(ValueCache::new(cache_bytes, volume.info().id));
+        CachedVolume { volume, cache, abandoned: AbandonedCount::default() }
+    }
+
     /// The volume behind the cache.
     pub fn volume(&self) -> &V {
         &self.volume
@@ -50,9 +56,7 @@ impl<V: Volume> Volume for CachedVolume<V> {
         format: &FormatConfig,
     ) -> Result<CachedVolume<V>, OpenError> {
         let cache_bytes = config.cache_bytes;
-        let volume = V::open(devices, pool, config, format).await?;
-        let cache = Arc::new(ValueCache::new(cache_bytes, volume.info().id));
-        Ok(CachedVolume { volume, cache, abandoned: AbandonedCount::default() })
+        Ok(CachedVolume::new(V::open(devices, pool, config, format).await?, cache_bytes))
     }
 
     async fn verify(
@@ -82,6 +86,10 @@ impl<V: Volume> Volume for CachedVolume<V> {
 
     fn used_bytes(&self) -> Arc<AtomicU64> {
         self.volume.used_bytes()
+    }
+
+    fn set_scrub_rate(&self, bytes_per_second: u64) {
+        self.volume.set_scrub_rate(bytes_per_second);
     }
 
     fn is_idle(&self) -> bool {

@@ -32,9 +32,6 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     if (1..CACHE_BYTES_MIN).contains(&cache_bytes) {
         return usage("--cache: must be 0 or at least 1MiB");
     }
-    if cache_bytes > 0 && engine == EngineKind::Log {
-        return usage("--cache: the log engine has no cache");
-    }
     if engine != EngineKind::Log && (bench.partitions.is_some() || bench.chunk_bytes.is_some()) {
         return usage("--partitions and --chunk-bytes are for --engine log");
     }
