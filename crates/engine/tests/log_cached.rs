@@ -9,7 +9,7 @@ use octokv_engine::cached::CachedVolume;
 use octokv_engine::conformance::{EngineFixture, Operation, TaskSet, concurrent, run_operations};
 use octokv_engine::contract_clauses::{Clauses, TestClock};
 use octokv_engine::log::log_place::LogKind;
-use octokv_engine::{AnyEngine, AnyVolume, Engine, OpenConfig, Volume, WallClock};
+use octokv_engine::{AnyEngine, AnyVolume, OpenConfig, Volume, WallClock};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -7,11 +7,11 @@ use super::log_place::LogKind;
 use crate::sync::Mutex;
 
 /// The compactions that run, on all cores.
-pub(super) struct RunningCompactions(Mutex<Vec<RunningCompaction>>);
+pub(super) struct RunningCompactions(Mutex<Vec<ActiveCompaction>>);
 
 /// One of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RunningCompaction {
+struct ActiveCompaction {
     log: (u32, LogKind),
     /// The chunks that its round may take before it frees one.
     round_chunks: u64,
@@ -37,7 +37,7 @@ impl RunningCompactions {
         if running.iter().any(|other| other.log == log) {
             return None;
         }
-        running.push(RunningCompaction { log, round_chunks: 0 });
+        running.push(ActiveCompaction { log, round_chunks: 0 });
         Some(CompactionTurn { running: self, log })
     }
 
