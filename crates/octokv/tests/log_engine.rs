@@ -179,7 +179,7 @@ fn a_scrub_counts_and_logs_a_damaged_value_before_it_is_read() {
 }
 
 #[test]
-fn a_namespace_of_the_log_engine_is_added_beside_another_and_has_no_cache() {
+fn a_namespace_of_the_log_engine_is_added_beside_another_and_may_have_a_cache() {
     let directory = temp_directory();
     let directory = directory.path();
     let (device, socket) = (directory.join("device"), directory.join("admin.sock"));
@@ -188,11 +188,20 @@ fn a_namespace_of_the_log_engine_is_added_beside_another_and_has_no_cache() {
     let server = Server::start_with(directory, &[&fixed[..], &["--admin", socket]].concat());
     let add = ["ns", "add", "--kind", "kv", "--device", logs.to_str().unwrap(), "--size", "64MiB"];
     let with = |more: &[&str]| octokv([&add[..], &["--admin", socket], more].concat());
-    with(&["--engine", "log", "--cache-bytes", "4MiB"]).assert_failed(2, &["cache_bytes", "log engine"]);
-    assert!(!logs.exists());
-    with(&["--engine", "log"]).stdout_ok();
+    with(&["--engine", "log", "--cache-bytes", "4MiB"]).stdout_ok();
     let url = server.url.replace("nsid=1", "nsid=2");
     octokv(["put", "key", "of logs", "--url", &url]).stdout_ok();
+    for _ in 0..3 {
+        assert_eq!(octokv(["get", "key", "--url", &url]).stdout_ok(), "of logs");
+    }
+    let stats = octokv(["stats", "--json", "--admin", socket]);
+    let stats: serde_json::Value = serde_json::from_str(stats.stdout_ok()).unwrap();
+    let cache = &stats["caches"][0];
+    assert_eq!(
+        (&cache["nsid"], &cache["entries"], &cache["hits"]),
+        (&2.into(), &1.into(), &2.into()),
+        "{cache}"
+    );
     server.put("key", "of hashes");
     server.assert_value("key", "of hashes");
     octokv(["ns", "remove", "2", "--admin", socket]).stdout_ok();
