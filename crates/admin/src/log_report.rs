@@ -65,6 +65,8 @@ pub struct LogReport {
     pub moved_bytes: u64,
     /// Values whose records it found damaged.
     pub lost_values: u64,
+    /// Changes of live contents that were not possible, since the namespace was opened.
+    pub miscounts: u64,
     /// Passes of the scrub over the whole volume.
     pub scrub_passes: u64,
     /// What it read, in bytes.
@@ -114,6 +116,7 @@ impl LogReport {
             moved_values: log.moved_values,
             moved_bytes: log.moved_bytes,
             lost_values: log.lost_values,
+            miscounts: log.miscounts,
             scrub_passes: log.scrub.passes,
             scrub_read_bytes: log.scrub.read_bytes,
             scrub_skipped_segments: log.scrub.skipped_segments,
@@ -158,6 +161,7 @@ mod tests {
             moved_values: 25,
             moved_bytes: 26,
             lost_values: 27,
+            miscounts: 36,
             pinned_chunks: 29,
             scrub: ScrubStatistics {
                 passes: 30,
@@ -174,7 +178,7 @@ mod tests {
             "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
             "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "waited_writes": 21,
             "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
-            "moved_bytes": 26, "lost_values": 27, "pinned_chunks": 29, "scrub_passes": 30,
+            "moved_bytes": 26, "lost_values": 27, "miscounts": 36, "pinned_chunks": 29, "scrub_passes": 30,
             "scrub_read_bytes": 31, "scrub_skipped_segments": 32, "scrub_damaged_buckets": 33,
             "scrub_damaged_values": 34,
         });

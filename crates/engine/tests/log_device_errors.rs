@@ -69,7 +69,11 @@ impl Maintained<LogEngine> {
         self.advance(Nanos::from_secs(125));
         assert_eq!(self.read_all(), []);
         let log = self.log();
-        assert_eq!((log.pinned_chunks, log.lost_stores, log.lost_values), (0, 0, 0), "{log:?}");
+        assert_eq!(
+            (log.pinned_chunks, log.lost_stores, log.lost_values, log.miscounts),
+            (0, 0, 0, 0),
+            "{log:?}"
+        );
         block_on(self.engine.compact_all(), || ()).expect("compacts");
         assert_eq!(self.read_all(), []);
     }

@@ -320,6 +320,9 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     if log.lost_values > 0 || log.lost_stores > 0 {
         writeln!(out, "  damage: {} values lost, {} stores lost", log.lost_values, log.lost_stores)?;
     }
+    if log.miscounts > 0 {
+        writeln!(out, "  damage: {} counts of live contents were wrong (octokv check)", log.miscounts)?;
+    }
     Ok(())
 }
 

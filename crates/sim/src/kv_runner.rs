@@ -378,6 +378,7 @@ impl KvRunner {
                 stats.repeated_reads += log.repeated_reads;
                 stats.waited_writes += log.waited_writes;
                 stats.lost_values += log.lost_values;
+                assert_eq!(log.miscounts, 0, "live contents are counted wrongly");
             }
             let logs = match volume {
                 AnyVolume::Log(logs) => Some(logs),

@@ -172,6 +172,8 @@ pub struct ChunkPool {
     /// Falls before a chunk leaves `space`, and rises after it is back there: never above what `space` has.
     free: AtomicU32,
     pinned: AtomicU32,
+    /// See [`ChunkPool::miscounts`].
+    miscounts: AtomicU64,
     limits: SpaceLimits,
     /// The unit of the device at which chunk 0 begins.
     first_unit: u64,
@@ -197,6 +199,7 @@ impl ChunkPool {
             opens: AtomicU64::new(0),
             free: AtomicU32::new(limits.pool),
             pinned: AtomicU32::new(0),
+            miscounts: AtomicU64::new(0),
             limits,
             first_unit,
             chunk_units,
@@ -362,23 +365,33 @@ impl ChunkPool {
 
     /// Changes the live contents of a chunk by so many records or images, and their granules or units. What is not counted stays so.
     ///
-    /// # Panics
-    /// If no log has the chunk, or a count leaves its range: more is deleted than was written.
+    /// A count that leaves its range, or a chunk that no log has, is what a structure with a valid checksum said wrongly, or a defect: the
+    /// chunk is not counted any more, as those of a recovery, and [`ChunkPool::miscounts`] says so.
     pub fn add_live(&self, chunk: ChunkNumber, records: i32, amount: i64) {
-        self.cell(chunk).update(|mut word| {
-            let has_owner = !matches!(word.state, ChunkState::Free | ChunkState::Reserved);
-            assert!(has_owner, "{chunk:?} is {:?}", word.state);
-            if let Some(live) = &mut word.live {
-                let counted =
-                    live.records.checked_add_signed(records).filter(|&count| count <= CHUNK_RECORDS_MAX);
-                live.records = counted.unwrap_or_else(|| panic!("{chunk:?}: {live:?} and {records} records"));
-                let counted = u64::from(live.amount).checked_add_signed(amount);
-                let counted = counted.filter(|&amount| amount <= CHUNK_AMOUNT_MAX.into());
-                live.amount =
-                    counted.unwrap_or_else(|| panic!("{chunk:?}: {live:?} and {amount} of amount")) as u32;
-            }
-            word
-        });
+        let mut is_possible = false;
+        if let Some(cell) = self.cells.get(chunk.0 as usize) {
+            cell.update(|mut word| {
+                is_possible = !matches!(word.state, ChunkState::Free | ChunkState::Reserved);
+                if let Some(live) = word.live.filter(|_| is_possible) {
+                    word.live = changed_contents(live, records, amount);
+                    is_possible = word.live.is_some();
+                }
+                word
+            });
+        }
+        if !is_possible {
+            self.note_miscount();
+        }
+    }
+
+    /// Changes of live contents that were not possible, of chunks and of the volume.
+    pub fn miscounts(&self) -> u64 {
+        self.miscounts.load(Ordering::Relaxed)
+    }
+
+    /// Counts a change of live contents that is not possible.
+    pub fn note_miscount(&self) {
+        self.miscounts.fetch_add(1, Ordering::Relaxed);
     }
 
     fn set_state(&self, chunk: ChunkNumber, next: ChunkState) {
@@ -396,6 +409,14 @@ impl ChunkPool {
     fn cell(&self, chunk: ChunkNumber) -> &ChunkCell {
         &self.cells[chunk.0 as usize]
     }
+}
+
+/// Live contents behind a change; `None` if a count leaves its range.
+fn changed_contents(live: LiveContents, records: i32, amount: i64) -> Option<LiveContents> {
+    let records = live.records.checked_add_signed(records).filter(|&count| count <= CHUNK_RECORDS_MAX)?;
+    let amount = u64::from(live.amount).checked_add_signed(amount)?;
+    let amount = u32::try_from(amount).ok().filter(|&amount| amount <= CHUNK_AMOUNT_MAX)?;
+    Some(LiveContents { records, amount })
 }
 
 fn pack_owner(owner: ChunkOwner) -> u64 {

@@ -268,10 +268,20 @@ fn an_open_chunk_that_is_retired_is_a_bug() {
 }
 
 #[test]
-#[should_panic(expected = "-1 records")]
-fn deleting_more_than_was_written_is_a_bug() {
+fn a_change_that_is_not_possible_makes_a_chunk_uncounted_and_is_counted() {
     let pool = pool();
     let chunk = pool.reserve(ChunkPurpose::User).unwrap();
     pool.open(chunk, owner(1, 0));
-    pool.add_live(chunk, -1, 0);
+    pool.add_live(chunk, 2, 30);
+    assert_eq!(pool.miscounts(), 0);
+    pool.add_live(chunk, -1, -31);
+    assert_eq!((pool.live_of(chunk), pool.miscounts()), (None, 1));
+    // What is not counted stays so, and is no miscount.
+    pool.add_live(chunk, -1, -30);
+    assert_eq!((pool.live_of(chunk), pool.miscounts()), (None, 1));
+    // A chunk that no log has, and one that the device does not have.
+    let free = ChunkNumber((0..).find(|&other| other != chunk.0).unwrap());
+    pool.add_live(free, 1, 1);
+    pool.add_live(ChunkNumber(u32::MAX), 1, 1);
+    assert_eq!(pool.miscounts(), 3);
 }

@@ -215,14 +215,14 @@ impl SpacePasses {
         self.state.lock().used_bytes
     }
 
-    /// Notes that more or less of the pool is live. A write calls it while it has its pass.
-    ///
-    /// # Panics
-    /// If less than nothing would be live.
-    pub fn add_used(&self, bytes: i64) {
+    /// Notes that more or less of the pool is live. A write calls it while it has its pass. False if less than nothing would be live: then nothing
+    /// is.
+    #[must_use]
+    pub fn add_used(&self, bytes: i64) -> bool {
         let mut state = self.state.lock();
         let used = state.used_bytes.checked_add_signed(bytes);
-        state.used_bytes = used.unwrap_or_else(|| panic!("{bytes} of {} bytes", state.used_bytes));
+        state.used_bytes = used.unwrap_or(0);
+        used.is_some()
     }
 
     /// Whether live data may grow by so many bytes for this kind of write, as for a delete that finds no key and becomes a tombstone.

@@ -61,7 +61,7 @@ fn live_data_is_admitted_up_to_the_limit_of_its_kind() {
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 41)).is_none(), "60 of them are granted");
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 40)).is_some());
     // An overwriting put frees its old record.
-    passes.add_used(60 - 50);
+    assert!(passes.add_used(60 - 50));
     drop(first);
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 91)).is_none());
     assert!(taken(&passes, &pool, need(PassKind::Put, 1, 90)).is_some());
@@ -246,7 +246,7 @@ proptest! {
                 PassEvent::End(which, part) if !running.is_empty() => {
                     let (need, pass) = running.remove(which as usize % running.len());
                     let live = need.live_bytes * u64::from(part) / 255;
-                    passes.add_used(live as i64);
+                    assert!(passes.add_used(live as i64));
                     used += live;
                     drop(pass);
                 }

@@ -218,7 +218,9 @@ impl LogVolume {
 
     /// Notes that more or less of the pool is live.
     pub(super) fn add_used(&self, bytes: i64) {
-        self.passes.add_used(bytes);
+        if !self.passes.add_used(bytes) {
+            self.pool.note_miscount();
+        }
         self.used_bytes.store(self.passes.used_bytes(), Ordering::Relaxed);
     }
 

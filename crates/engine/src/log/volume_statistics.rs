@@ -50,6 +50,7 @@ impl LogVolume {
             moved_values: load(&counters.moved_values),
             moved_bytes: load(&counters.moved_bytes),
             lost_values: load(&counters.lost_values),
+            miscounts: self.pool.miscounts(),
             scrub: self.scrub.statistics(),
             ..LogStatistics::default()
         };
