@@ -15,7 +15,7 @@ pub(crate) struct ResourceSample {
     disk: Option<DiskCounters>,
 }
 
-/// What was taken between two samples.
+/// The resource usage between two samples, per operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ResourceUsage {
     /// Processor time of this process, in microseconds an operation.
@@ -42,7 +42,7 @@ impl ResourceSample {
         ResourceSample { cpu: process::process_cpu_time(), disk: DiskCounters::of(path) }
     }
 
-    /// What was taken from `self` to `later` by a number of operations; `None` without an operation.
+    /// The usage between this sample and a later one, divided by the number of operations; `None` if that is 0.
     pub fn until(&self, later: &ResourceSample, operations: u64) -> Option<ResourceUsage> {
         if operations == 0 {
             return None;

@@ -123,7 +123,7 @@ impl Scrubbed {
         block_on(self.memory.write(Lba(block), bytes), || ()).result.expect("memory");
     }
 
-    /// Among the first keys, those whose gets fail.
+    /// The number of keys below `keys` whose gets return an error.
     fn damaged_keys(&self, keys: u64) -> u64 {
         let is_damaged = |&index: &u64| match block_on(self.engine.get(&key_of(index)), || ()) {
             Ok(_) => false,

@@ -30,7 +30,7 @@ impl ScrubState {
         self.per_second.load(Ordering::Relaxed)
     }
 
-    /// A pass has ended: what it found is what is known of the volume now.
+    /// Ends a pass: its damage counts become those of the last pass, and the next pass begins at 0.
     pub(super) fn end_pass(&self) {
         for [current, last] in [&self.damaged_buckets, &self.damaged_values] {
             last.store(current.swap(0, Ordering::Relaxed), Ordering::Relaxed);

@@ -246,8 +246,8 @@ pub struct DamagedUse {
     pub report: Option<VerifyReport>,
 }
 
-/// Verifies and opens an image and, if it opens, runs every operation. `None` if it does not open. `has_values` says that what is found is a value that an operation
-/// can have stored.
+/// Verifies an image, opens it, and runs every operation on the open volume. `None` if the opening fails. With `has_values`, each value found must have the format of
+/// [`value_of`].
 pub fn verify_open_and_use(bytes: Vec<u8>, random: &mut Prng, has_values: bool) -> Option<DamagedUse> {
     let (pool, format) = (BufferPool::new(64 << 20), format_config());
     let disk = PowerLossDisk::new(bytes, BLOCK as u32);
@@ -275,7 +275,7 @@ pub fn verify_open_and_use(bytes: Vec<u8>, random: &mut Prng, has_values: bool) 
     Some(DamagedUse { found, report })
 }
 
-/// Lists, writes, splits and compacts, and checks that what is acknowledged is found.
+/// Lists keys, puts and deletes, splits and compacts, and checks, with `has_values`, that a get returns each acknowledged put.
 fn exercise(engine: &LogEngine, random: &mut Prng, has_values: bool, mut complete: impl FnMut()) {
     let empty = Key::new(&[]).expect("an empty key");
     let _ = block_on(engine.list(&empty, &mut |_: &[u8]| true), &mut complete);

@@ -1,4 +1,4 @@
-//! A small volume of any engine on a device whose operations a test fails: what was acknowledged stays, and what failed may be repeated.
+//! A small volume of any engine on a device with injected faults. Acknowledged writes survive, and failed operations can be repeated.
 
 #![allow(dead_code)]
 
@@ -33,7 +33,7 @@ pub trait FaultyEngine: Engine + Sized + 'static {
     /// The background work that is due behind write number `write`; `note` gets each outcome.
     fn work_behind(&self, write: u64, note: &mut dyn FnMut(Result<(), EngineError>));
     fn compact_everything(&self) -> Result<(), EngineError>;
-    /// Checks what is not read key by key: `intact` are the keys that were found, each with its operation.
+    /// Checks reads other than gets, such as iterators. `intact` maps each key that a get found to the operation that stored its value.
     fn check_more(&self, _intact: &BTreeMap<Key, u64>, _may_be_lost: bool, _context: &str) {}
 }
 
