@@ -1,5 +1,6 @@
 //! A cache of values in front of the log engine: the contract, and linearizability beside compactions and splits.
 
+use crate::common::held_clauses::holds_on;
 use crate::common::log_fixture::{LOG_DISK_BYTES, LogFixture, SmallLogVolume};
 use crate::common::pool;
 use octokv_base::Prng;
@@ -113,14 +114,7 @@ fn holds(clause: impl Fn(&Clauses<'_, AnyEngine>, &TestClock)) {
     let (mut fixture, clock) = (CachedLogFixture::default(), TestClock::default());
     let wall = clock.clone();
     fixture.logs.clock = WallClock::new(move || wall.now());
-    let (disk, mut random) = (PowerLossDisk::new(vec![0; LOG_DISK_BYTES], 512), Prng::new(1));
-    let idle = RefCell::new(|| {
-        disk.complete_one(&mut random);
-    });
-    let run_io = || (idle.borrow_mut())();
-    block_on(fixture.format(Rc::new(disk.clone())), run_io);
-    let engine = block_on(fixture.open(Rc::new(disk.clone())), run_io).expect("opens");
-    clause(&Clauses { engine: &engine, idle: &idle }, &clock);
+    holds_on(&fixture, LOG_DISK_BYTES, |clauses| clause(clauses, &clock));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The ordered engine against the model and the contract's clauses, with flushes and compactions beside.
 
+use crate::common::held_clauses::holds_on;
 use crate::common::lsm_fixture::{LSM_DISK_BYTES, LsmFixture, lsm_volume};
 use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
@@ -73,14 +74,7 @@ fn holds(clause: impl Fn(&Clauses<'_, LsmEngine>, &TestClock)) {
     let (mut fixture, clock) = (LsmFixture::default(), TestClock::default());
     let wall = clock.clone();
     fixture.clock = WallClock::new(move || wall.now());
-    let (disk, mut random) = (PowerLossDisk::new(vec![0; LSM_DISK_BYTES], 512), Prng::new(1));
-    let idle = RefCell::new(|| {
-        disk.complete_one(&mut random);
-    });
-    let run_io = || (idle.borrow_mut())();
-    block_on(fixture.format(Rc::new(disk.clone())), run_io);
-    let engine = block_on(fixture.open(Rc::new(disk.clone())), run_io).expect("opens");
-    clause(&Clauses { engine: &engine, idle: &idle }, &clock);
+    holds_on(&fixture, LSM_DISK_BYTES, |clauses| clause(clauses, &clock));
 }
 
 #[test]
