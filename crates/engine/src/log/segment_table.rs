@@ -243,7 +243,9 @@ mod tests {
         table.copy_page(page, &mut bytes);
         let (first, count) = table.page_segments(page);
         assert_eq!(bytes.len(), count as usize * SEGMENT_REF_BYTES);
-        assert!(!table.load_page(page, &bytes[1..]) && !table.load_page(page + 1, &bytes[..bytes.len() - 6]));
+        let shorter = &bytes[..bytes.len() - SEGMENT_REF_BYTES];
+        assert!(!table.load_page(page, &bytes[1..]) && !table.load_page(page, shorter));
+        assert!(!table.load_page(table.page_count(), &bytes));
         assert!(table.load_page(page, &bytes));
         let of_page = &mut model[first.0 as usize..][..count as usize];
         of_page.iter_mut().for_each(|entry| *entry = entry.with_lock(false));
