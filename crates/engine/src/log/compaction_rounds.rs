@@ -11,7 +11,9 @@
 
 use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
 use super::chunk_pool::LiveContents;
-use super::compaction_policy::{CompactionCandidate, choose_compacted_log, expected_images, is_space_enough};
+use super::compaction_policy::{
+    CompactionCandidate, StoreContents, choose_compacted_log, expected_images, is_space_enough,
+};
 use super::core::LogCore;
 use super::log_place::{ChunkNumber, LogKind};
 use super::pinned_chunks::is_passing_error;
@@ -43,6 +45,15 @@ pub(super) enum RoundEnd {
     NoChunk,
 }
 
+/// Whether a round may be one that costs more than it would a little later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RoundPace {
+    /// Any round.
+    Any,
+    /// Beside others, only those whose window has room.
+    WithWindows,
+}
+
 /// What lives in the sealed chunks of a log.
 #[derive(Clone, Copy, Debug, Default)]
 struct LogContents {
@@ -63,12 +74,13 @@ struct SealedChunk {
 }
 
 impl LogCore {
-    /// Compacts the log that frees space at the least cost, for so many chunks that a write needs. False if enough are free, or nothing helps
-    /// now.
+    /// Compacts the log whose space is worth least, for so many chunks that a write needs. False if enough are free, or nothing helps
+    /// now. With [`RoundPace::WithWindows`] it is also false while the next round would be one of a value log, and those that run leave no room
+    /// for its window: such a round writes an image for each record, and the chunks that others free soon make a better one possible.
     ///
     /// # Errors
     /// No memory; device failures, if nothing else helped. The round may be repeated.
-    pub(super) async fn compact_round(&self, wanted: u32) -> Result<bool, EngineError> {
+    pub(super) async fn compact_round(&self, wanted: u32, pace: RoundPace) -> Result<bool, EngineError> {
         let (volume, pool) = (&self.volume, &self.volume.pool);
         if is_space_enough(pool.free(), wanted, volume.passes.spare_chunks(pool), pool.limits()) {
             return Ok(false);
@@ -92,7 +104,12 @@ impl LogCore {
                 candidates = std::mem::take(&mut postponed);
                 continue;
             };
-            let CompactionCandidate { store, log, .. } = candidates.remove(chosen);
+            let CompactionCandidate { store, log, is_head_empty, .. } = candidates.remove(chosen);
+            let spare = volume.passes.spare_chunks(pool).into();
+            let moves_records = log == LogKind::Values && !is_head_empty;
+            if pace == RoundPace::WithWindows && moves_records && volume.compactions.is_crowded(spare) {
+                return failure.map_or(Ok(false), Err);
+            }
             let store = volume.stores.iter().find(|other| other.id == store);
             match self.compact_once(store.expect("candidates are of stores"), log).await {
                 Ok(RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) => return Ok(true),
@@ -247,29 +264,46 @@ impl LogCore {
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
         let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
         let values = self.contents_of(chunks, live_granules, |live| self.value_bytes_of(live));
-        let image_bytes = (keys.amount * unit_bytes).checked_div(keys.records).unwrap_or(unit_bytes);
-        let candidate = |log, contents: LogContents, live_bytes| CompactionCandidate {
-            store: store.id,
-            log,
-            live_bytes,
-            chunk_bytes: layout.chunk_bytes().into(),
-            image_bytes,
-            images: 0.0,
-            garbage_bytes: contents.garbage_bytes,
-            is_begun: false,
-            needed_chunks: 0,
-        };
         // A window has the same part of the records as of the chunks.
         let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
         let window_records = (values.records * window).checked_div(values.chunks).unwrap_or(0);
         let window_records = window_records.max(values.head.records.into());
+        let images = expected_images(values.head.records, window_records, state.table.segments());
+        let records_bytes =
+            (values.amount << layout.granule_log2) + values.records * DIRECTORY_ID_BYTES as u64;
+        let key_tail = self.volume.pool.live_of(state.keys.tail().chunk).map_or(0, |live| live.amount);
+        let key_bytes = |units: u64| (units * unit_bytes) as f64;
+        let contents = StoreContents {
+            chunk_bytes: layout.chunk_bytes().into(),
+            image_bytes: key_bytes(keys.amount.checked_div(keys.records).unwrap_or(1)),
+            record_bytes: records_bytes.checked_div(values.records).unwrap_or(0) as f64,
+            keys: [key_bytes(keys.amount + u64::from(key_tail)), key_bytes(keys.head.amount.into())],
+            values: [
+                (state.totals_published.live_granules << layout.granule_log2) as f64,
+                self.value_bytes_of(values.head) as f64,
+            ],
+            head_records: values.head.records.into(),
+            head_images: images,
+        };
+        let of_keys = CompactionCandidate {
+            store: store.id,
+            log: LogKind::Keys,
+            space_worth: contents.key_costs().space_worth(),
+            is_head_empty: false,
+            garbage_bytes: keys.garbage_bytes,
+            is_begun: false,
+            needed_chunks: 0,
+        };
         let head = state.values.head();
-        let of_keys = candidate(LogKind::Keys, keys, u64::from(keys.head.amount) * unit_bytes);
+        let is_head_empty = images == 0.0;
         let of_values = CompactionCandidate {
-            images: expected_images(values.head.records, window_records, state.table.segments()),
+            log: LogKind::Values,
+            space_worth: if is_head_empty { 0.0 } else { contents.value_costs().space_worth() },
+            is_head_empty,
+            garbage_bytes: values.garbage_bytes,
             is_begun: state.window.as_ref().is_some_and(|window| window.end() > head && window.is_begun()),
             needed_chunks: self.needed_chunks(store, values.head),
-            ..candidate(LogKind::Values, values, self.value_bytes_of(values.head))
+            ..of_keys
         };
         [(keys.chunks > 0).then_some(of_keys), (values.chunks > 0).then_some(of_values)]
     }

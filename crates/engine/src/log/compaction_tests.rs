@@ -1,6 +1,6 @@
 //! Tests of compaction: after any moves of images and records each key has its last value, and the compacted chunks are free.
 
-use super::compaction_rounds::RoundEnd;
+use super::compaction_rounds::{RoundEnd, RoundPace};
 use super::log_place::{ChunkIndex, LogKind};
 use super::segment_entry::{EntryContents, ValuePlace};
 use super::segment_reads::ReadRepeats;
@@ -97,7 +97,11 @@ fn overwrite_and_compact(volume: &OpenTestVolume, seed: u64) {
         }
         if volume.pool().free() < FREE_MIN {
             while volume.pool().free() < FREE_MIN + 4 {
-                assert_eq!(block_on(volume.core.compact_round(FREE_MIN + 4), || ()), Ok(true), "{operation}");
+                assert_eq!(
+                    block_on(volume.core.compact_round(FREE_MIN + 4, RoundPace::Any), || ()),
+                    Ok(true),
+                    "{operation}"
+                );
             }
             volume.check_counts();
         }
@@ -203,7 +207,7 @@ impl Traffic<'_> {
         let mut random = Prng::new(number as u64);
         while self.left.get() > 0 || self.volume.pool().free() < FREE_MIN {
             if self.volume.pool().free() < FREE_MIN + 10 {
-                self.volume.core.compact_round(FREE_MIN + 10).await.expect("a round");
+                self.volume.core.compact_round(FREE_MIN + 10, RoundPace::Any).await.expect("a round");
             } else {
                 let store = &self.volume.stores()[random.below(2) as usize];
                 let log = if random.below(2) == 0 { LogKind::Keys } else { LogKind::Values };

@@ -61,7 +61,7 @@ impl LogSettings {
             rewrites_tail: true,
             window_divisor: 8,
             sub_compactions: 8,
-            compactions: 4,
+            compactions: 8,
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,

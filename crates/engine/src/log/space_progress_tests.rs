@@ -5,7 +5,7 @@
 
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::{ChunkPool, ChunkState};
-use super::compaction_policy::{CompactionCandidate, choose_compacted_log};
+use super::compaction_policy::{CompactionCandidate, LogCosts, choose_compacted_log};
 use super::log_place::{ChunkIndex, LogKind};
 use super::space_limits::{CHUNK_END_DIVISOR, ChunkPurpose, SpaceLimits};
 use octokv_base::Prng;
@@ -183,13 +183,18 @@ impl Model {
             let unused = u64::from((CHUNK_UNITS - live(chunk).amount).saturating_sub(waste));
             unused.saturating_sub(vacated(index))
         };
+        // The order of the choices is no part of the argument: costs of both logs as if their turnover were the same.
+        let costs = LogCosts {
+            put_bytes: 1.0,
+            live_bytes: 1.0,
+            move_cost: 1.0,
+            head_live: f64::from(live(head).amount) / f64::from(CHUNK_UNITS),
+        };
         Some(CompactionCandidate {
             store: store as u32,
             log: kind,
-            live_bytes: live(head).amount.into(),
-            chunk_bytes: CHUNK_UNITS.into(),
-            image_bytes: 2,
-            images: live(head).records.into(),
+            space_worth: costs.space_worth(),
+            is_head_empty: kind == LogKind::Values && live(head).records == 0,
             garbage_bytes: log.sealed().map(garbage).sum(),
             is_begun: kind == LogKind::Values && of_store.is_paused,
             needed_chunks: match (kind, live(head).records) {

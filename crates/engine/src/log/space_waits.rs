@@ -10,6 +10,7 @@
 //! anything; a round runs to its end.
 //! Tested in `tests/log_full.rs`.
 
+use super::compaction_rounds::RoundPace;
 use super::core::LogCore;
 use super::pinned_compaction::PinnedAttempts;
 use super::space_limits::SpaceLimits;
@@ -74,7 +75,8 @@ impl LogCore {
     /// # Errors
     /// As for [`LogCore::compact_round`].
     async fn compact_for_waiters(&self) -> Result<bool, EngineError> {
-        self.compact_round(self.volume.passes.wanted_chunks(&self.volume.pool)).await
+        let wanted = self.volume.passes.wanted_chunks(&self.volume.pool);
+        self.compact_round(wanted, RoundPace::WithWindows).await
     }
 
     /// Compacts whenever the free chunks that work in progress cannot take are fewer than [`SpaceLimits::start`], or a waiting write needs more
@@ -161,7 +163,7 @@ impl LogCore {
     /// As for [`LogCore::compact_round`].
     pub(super) async fn compact_all(&self, is_wanted: &dyn Fn() -> bool) -> Result<(), EngineError> {
         let mut left = u64::from(self.volume.pool.chunks());
-        while left > 0 && is_wanted() && self.compact_round(u32::MAX).await? {
+        while left > 0 && is_wanted() && self.compact_round(u32::MAX, RoundPace::Any).await? {
             left -= 1;
         }
         if self.volume.pool.pinned() > 0 {
