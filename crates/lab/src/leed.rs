@@ -4,10 +4,13 @@
 //! number of machine and workload.
 //!
 //! # Layout
-//! - `platforms`: Table 1 and Figure 1, by arithmetic. `limits`: what format and drive allow, by arithmetic.
-//! - `run_configs`: configurations of the simulated runs. `figures`: Table 3 and Figures 11 to 13.
+//! - `platforms`: Table 1 and Figure 1, by arithmetic. `limits`: what format and drive allow, by arithmetic. `fill_model`: what a put costs by
+//!   the part of a volume that lives, by arithmetic.
+//! - `run_configs`: configurations of the simulated runs. `figures`: Table 3 and Figures 11 to 13. `fill_figure`: puts by the part that lives.
 
 mod figures;
+mod fill_figure;
+mod fill_model;
 mod limits;
 mod platforms;
 mod run_configs;
@@ -36,7 +39,7 @@ pub const EXPERIMENT: PaperExperiment<LeedRunConfig, NoMachineRuns, LeedReportCo
     x_axis_label,
 };
 
-const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 8] = [
+const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 9] = [
     FigureSpec::simulated("table-1", "Table 1: three kinds of nodes, by arithmetic", platforms::table_1),
     FigureSpec::simulated(
         "figure-1",
@@ -61,6 +64,7 @@ const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 8] = [
         "Figure 13b: throughput with compaction, by compactions at once",
         figures::figure_13b,
     ),
+    FigureSpec::simulated("fill", "Puts by the part of a volume that lives", fill_figure::fill),
 ];
 
 /// The settings in the JSON report.
@@ -144,6 +148,7 @@ fn x_axis_label(name: &str) -> &'static str {
         "figure-12" => "puts, percent",
         "figure-13a" => "sub-compactions",
         "figure-13b" => "compactions at once",
+        "fill" => "live, percent of the volume",
         "limits" => "requests in flight",
         _ => "point, in the order of the table",
     }

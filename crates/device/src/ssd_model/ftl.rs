@@ -51,7 +51,7 @@ pub struct ProgramResult {
 }
 
 /// Valid pages to relocate: one stripe, or fewer at the end of a block.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct GcBatch {
     /// The logical pages.
     pub pages: Vec<u32>,
@@ -75,7 +75,7 @@ enum BlockState {
     Closed,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FlashBlock {
     state: BlockState,
     cell_mode: CellMode,
@@ -85,7 +85,7 @@ struct FlashBlock {
     host_pages: Vec<u32>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Die {
     blocks: Vec<FlashBlock>,
     free: VecDeque<u32>,
@@ -98,7 +98,7 @@ struct Die {
 }
 
 /// The mapping and the blocks of all dies.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Ftl {
     dies: Vec<Die>,
     chunks: Vec<Option<Box<[u32]>>>,

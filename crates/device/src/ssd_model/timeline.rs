@@ -9,7 +9,7 @@ use octokv_base::Nanos;
 use std::collections::VecDeque;
 
 /// The busy spans of the resource.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Timeline {
     /// Start and end of each span.
     busy: VecDeque<(Nanos, Nanos)>,

@@ -60,7 +60,7 @@ impl SsdStatistics {
 }
 
 /// The state of a modelled drive.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SsdModel {
     profile: DriveProfile,
     block_bytes: u64,

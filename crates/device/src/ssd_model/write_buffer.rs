@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 /// The write buffer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WriteBuffer {
     /// Waiting pages and their arrival times, in the order of arrival. At most `capacity_pages`.
     queue: VecDeque<(u32, Nanos)>,

@@ -27,7 +27,8 @@ use octokv_engine::{EngineKind, FormatConfig};
 const GETS: LoadKind = LoadKind::Uniform(0);
 const PUTS: LoadKind = LoadKind::Uniform(100);
 
-fn size_name(bytes: u32) -> String {
+/// "256 B", "1 KiB".
+pub fn size_name(bytes: u32) -> String {
     if bytes < 1024 { format!("{bytes} B") } else { format!("{} KiB", bytes / 1024) }
 }
 

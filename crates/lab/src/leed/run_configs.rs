@@ -4,13 +4,15 @@ use crate::job_runner::{Durations, ExperimentJob, JobRunner};
 use crate::simulation::log_store::experiment::{
     LoadPhase, LogStoreConfig, LogStoreExperiment, LogStoreSettings,
 };
-use crate::simulation::log_store::load_client::{Load, LoadKind, StoredObjects};
+use crate::simulation::log_store::load_client::{Arrivals, Load, LoadKind, StoredObjects};
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, DEPTHS, OBJECTS, PUT_PERCENTS,
-    STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES, compaction_depth, compaction_objects,
-    compaction_volume_bytes, modelled_drive, objects_of_run,
+    CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, COMPACTIONS_OF_NODE, DEPTHS,
+    FILL_OVERWRITES, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES, compaction_depth,
+    compaction_objects, compaction_volume_bytes, fill_volume_bytes, modelled_drive, objects_of_run,
+    objects_of_volume,
 };
+use octokv_base::Nanos;
 use octokv_engine::Durability;
 
 const SEED: u64 = 1;
@@ -21,6 +23,8 @@ const GARBAGE_BYTES_MAX: u64 = 1 << 30;
 /// The settings of the engine.
 const OWN: LogStoreSettings =
     LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 };
+/// Those that a node has.
+const OF_NODE: LogStoreSettings = LogStoreSettings { compactions: COMPACTIONS_OF_NODE, ..OWN };
 /// The same with puts that survive a power loss.
 pub const DURABLE: LogStoreSettings = LogStoreSettings { durability: Durability::PowerSafe, ..OWN };
 
@@ -58,8 +62,12 @@ impl CompactedLoad {
 pub enum LeedRunConfig {
     /// Phases in which no space has to be compacted, by the indices of the value's and the unit's length.
     BeforeCompaction(usize, usize),
-    /// A load that compaction has to follow, with units of 512 B, by the index of the value's length.
+    /// A load that compaction has to follow, with units of 512 B, by the index of the value's length, each setting from the same state.
     Compacted(usize, CompactedLoad),
+    /// Puts of random objects of a store of which so many percent live, by the index of the value's length.
+    Filled(usize, u8),
+    /// The same puts, which arrive one in this time on average.
+    FilledAtRate(usize, u8, Nanos),
 }
 
 /// A phase with its result.
@@ -98,6 +106,11 @@ impl LeedRun {
         &ran.expect("the run has drive reads").stats
     }
 
+    /// The last phase.
+    pub fn last(&self) -> &LoadStats {
+        &self.0.last().expect("a run has phases").stats
+    }
+
     /// The last load with these settings.
     pub fn last_requests(&self, settings: LogStoreSettings) -> &LoadStats {
         let is_wanted =
@@ -128,7 +141,7 @@ fn load(kind: LoadKind, depth: usize, durations: &Durations) -> Load {
         _ => 1,
     };
     let measured = (durations.requests / parts) as u32;
-    Load { kind, depth, warm_up: measured / 5, measured, seed: SEED }
+    Load { kind, depth, arrivals: Arrivals::WhenOthersEnd, warm_up: measured / 5, measured, seed: SEED }
 }
 
 /// The phases before compaction with the engine's settings, then those with durable puts.
@@ -235,9 +248,39 @@ fn run_compacted(size: usize, workload: CompactedLoad, durations: &Durations) ->
     let measured = [LoadPhase::Requests(load(kind, depth, durations))];
     let mut all = Vec::new();
     for settings in compaction_settings() {
-        all.extend(run_phases(&experiment, settings, &measured)?);
+        all.extend(run_phases(&experiment.copied()?, settings, &measured)?);
     }
     Ok(LeedRun(all))
+}
+
+/// Puts on a store of which so many percent live, after all objects were overwritten [`FILL_OVERWRITES`] times.
+fn run_filled(
+    size: usize,
+    live_percent: u8,
+    arrivals: Arrivals,
+    durations: &Durations,
+) -> Result<LeedRun, String> {
+    let value_bytes = VALUE_BYTES[size];
+    let volume_bytes = fill_volume_bytes(durations.is_quick);
+    let count = objects_of_volume(volume_bytes, value_bytes, f64::from(live_percent) / 100.0);
+    let experiment = LogStoreExperiment::new(LogStoreConfig {
+        drive: modelled_drive(),
+        volume_bytes,
+        unit_bytes: UNITS[0],
+        chunk_bytes: CHUNK_BYTES,
+        stores: COMPACTION_STORES,
+        objects: StoredObjects { count, value_bytes },
+        seed: SEED,
+    })?;
+    let depth = compaction_depth(durations.is_quick);
+    let puts = |measured, arrivals, depth| {
+        let load = Load { kind: LoadKind::Uniform(100), depth, arrivals, warm_up: 0, measured, seed: SEED };
+        LoadPhase::Requests(load)
+    };
+    let ageing = puts(count * FILL_OVERWRITES, Arrivals::WhenOthersEnd, depth);
+    // What arrives while all wait would not be seen: so many do not.
+    let clients = if arrivals == Arrivals::WhenOthersEnd { depth } else { DEPTH_MAX };
+    run_phases(&experiment, OF_NODE, &[ageing, puts(count, arrivals, clients)]).map(LeedRun)
 }
 
 impl ExperimentJob for LeedRunConfig {
@@ -247,6 +290,10 @@ impl ExperimentJob for LeedRunConfig {
         match *self {
             LeedRunConfig::BeforeCompaction(size, unit) => run_before_compaction(size, unit, durations),
             LeedRunConfig::Compacted(size, workload) => run_compacted(size, workload, durations),
+            LeedRunConfig::Filled(size, live) => run_filled(size, live, Arrivals::WhenOthersEnd, durations),
+            LeedRunConfig::FilledAtRate(size, live, one_in) => {
+                run_filled(size, live, Arrivals::OneIn(one_in), durations)
+            }
         }
     }
 }

@@ -56,6 +56,16 @@ impl DriveCore {
         Ok(DriveCore { sim, host, handle, device })
     }
 
+    /// The time of the simulation.
+    pub fn now(&self) -> Nanos {
+        self.sim.now()
+    }
+
+    /// Lets time pass until `at`, at which a drive in use can have been used last.
+    pub fn wait_until(&self, at: Nanos) {
+        self.sim.run_until(at);
+    }
+
     /// The core.
     pub fn handle(&self) -> &ReactorHandle {
         &self.handle

@@ -41,6 +41,7 @@ pub struct SsdCommands {
 }
 
 /// The drive that all cores share.
+#[derive(Clone)]
 pub struct SharedSsd {
     model: SsdModel,
     block_bytes: usize,
@@ -53,6 +54,11 @@ impl SharedSsd {
     pub fn new(model: SsdModel, block_bytes: usize) -> Rc<RefCell<SharedSsd>> {
         let (pages, commands) = (FxHashMap::default(), SsdCommands::default());
         Rc::new(RefCell::new(SharedSsd { model, block_bytes, pages, commands }))
+    }
+
+    /// Another drive with the same contents in the same state.
+    pub fn copied(&self) -> Rc<RefCell<SharedSsd>> {
+        Rc::new(RefCell::new(self.clone()))
     }
 
     /// The drive's model.

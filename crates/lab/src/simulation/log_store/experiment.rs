@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!   new: format, open ─▶ put all objects ─▶ compacted ─▶ close        run: open ─▶ phases ─▶ close, for each setting
+//!   copied: the same drive in the same state, for another setting
 //! ```
 //! In: the objects to store; settings of the engine with phases of load. Out: [`LoadStats`] of each phase. Filling the store is not measured.
 //!
 //! Invariant: results are a function of the arguments. What a phase writes is there in the next.
 
-use super::load_client::{Load, LoadKind, StoredObjects, run_load};
+use super::load_client::{Arrivals, Load, LoadKind, StoredObjects, run_load};
 use super::load_stats::{LoadStats, Moment};
 use super::parameters::{POOL_BYTES, VALUE_BYTES_MAX, command_cost};
 use crate::simulation::engine_on_drive::{DriveCore, run_engine};
@@ -95,18 +96,20 @@ impl LogStoreExperiment {
     pub fn new(config: LogStoreConfig) -> Result<LogStoreExperiment, String> {
         let model = SsdModel::new(config.drive, config.unit_bytes);
         let ssd = SharedSsd::new(model, config.unit_bytes as usize);
-        let blocks = config.volume_bytes / u64::from(config.unit_bytes);
-        let drive = DriveCore::new(config.seed, |sim| {
-            ModelledDrive::new(&ssd, (blocks, false), sim).with_command_cost(command_cost())
-        })?;
-        let core = drive.handle().cpu_time().reader();
-        let experiment = LogStoreExperiment { drive, ssd, core, config };
+        let experiment = LogStoreExperiment::on_drive(ssd, config)?;
         let (devices, format) = ([Rc::clone(experiment.drive.device())], experiment.format());
         experiment.drive.run(async move {
             <Arc<LogVolume>>::format(&devices, &format).await.map_err(|error| format!("format: {error}"))
         })?;
         let measured = config.objects.count;
-        let fill = Load { kind: LoadKind::Fill, depth: FILL_DEPTH, warm_up: 0, measured, seed: config.seed };
+        let fill = Load {
+            kind: LoadKind::Fill,
+            depth: FILL_DEPTH,
+            arrivals: Arrivals::WhenOthersEnd,
+            warm_up: 0,
+            measured,
+            seed: config.seed,
+        };
         let phases = [LoadPhase::Requests(fill), LoadPhase::Compaction];
         experiment.run(LogStoreSettings::default(), &phases)?;
         Ok(experiment)
@@ -122,6 +125,27 @@ impl LogStoreExperiment {
             seed: self.config.seed,
             ..FormatConfig::default()
         }
+    }
+
+    /// Another drive with the same store, in the same state.
+    ///
+    /// # Errors
+    /// A message if the drive cannot be opened.
+    pub fn copied(&self) -> Result<LogStoreExperiment, String> {
+        let (ssd, config) = (self.ssd.borrow().copied(), self.config);
+        let experiment = LogStoreExperiment::on_drive(ssd, config)?;
+        // The times of the drive's state are those of its simulation.
+        experiment.drive.wait_until(self.drive.now());
+        Ok(experiment)
+    }
+
+    fn on_drive(ssd: Rc<RefCell<SharedSsd>>, config: LogStoreConfig) -> Result<LogStoreExperiment, String> {
+        let blocks = config.volume_bytes / u64::from(config.unit_bytes);
+        let drive = DriveCore::new(config.seed, |sim| {
+            ModelledDrive::new(&ssd, (blocks, false), sim).with_command_cost(command_cost())
+        })?;
+        let core = drive.handle().cpu_time().reader();
+        Ok(LogStoreExperiment { drive, ssd, core, config })
     }
 
     /// Opens the store with settings, and runs phases, one after the other.

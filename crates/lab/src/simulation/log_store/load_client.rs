@@ -1,7 +1,7 @@
-//! The clients of the log-store simulation: closed loops of gets, puts and deletes on an engine.
+//! The clients of the log-store simulation: gets, puts and deletes on an engine, in closed loops or at a rate.
 //!
 //! ```text
-//!   warm-up ─▶ moment ─▶ measured requests ─▶ moment       each client begins a request when its last one has ended
+//!   warm-up ─▶ moment ─▶ measured requests ─▶ moment       each client begins a request when its last one has ended, or when the next arrives
 //! ```
 //! In: an engine with objects, a [`Load`]. Out: [`LoadStats`], or what was wrong: every value that is read is compared with its key.
 
@@ -38,13 +38,24 @@ pub enum LoadKind {
     PutsInOrder,
 }
 
+/// When requests begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// A client begins one when its last one has ended.
+    WhenOthersEnd,
+    /// They arrive at random times, on average one in this time, and wait for a client. Latencies count from the arrival.
+    OneIn(Nanos),
+}
+
 /// A load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Its requests.
     pub kind: LoadKind,
-    /// Requests in flight.
+    /// Requests in flight, at most if they arrive at a rate.
     pub depth: usize,
+    /// When they begin.
+    pub arrivals: Arrivals,
     /// Requests before the measured ones.
     pub warm_up: u32,
     /// Measured requests.
@@ -66,6 +77,8 @@ struct LoadState {
     objects: StoredObjects,
     random: Prng,
     sampler: KeySampler,
+    /// When the last request arrived, with [`Arrivals::OneIn`].
+    arrived_at: Nanos,
     begun: u32,
     completed: u32,
     stats: LoadStats,
@@ -86,6 +99,15 @@ fn value_start(number: u32) -> [u8; 8] {
 impl LoadState {
     fn total(&self) -> u32 {
         self.load.warm_up + self.load.measured
+    }
+
+    /// When the next request arrives, if they arrive at a rate.
+    fn next_arrival(&mut self) -> Option<Nanos> {
+        let Arrivals::OneIn(mean) = self.load.arrivals else { return None };
+        // Independent arrivals: times between them are exponentially distributed. From (0, 1], whose logarithm is finite.
+        let uniform = (self.random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        self.arrived_at = self.arrived_at + Nanos((-(1.0 - uniform).ln() * mean.0 as f64) as u64);
+        Some(self.arrived_at)
     }
 
     /// The next request, unless the load ends.
@@ -146,6 +168,7 @@ pub async fn run_load<E: Engine>(
         objects,
         random: Prng::new(load.seed),
         sampler: KeySampler::new(distribution, ZIPF_SKEW, objects.count.into(), load.seed),
+        arrived_at: handle.now(),
         begun: 0,
         completed: 0,
         stats: LoadStats::default(),
@@ -176,7 +199,11 @@ async fn run_client<E: Engine>(
     loop {
         let Some((request, number)) = state.borrow_mut().next() else { return Ok(()) };
         let key = object_key(number);
-        let began = time();
+        let arrival = state.borrow_mut().next_arrival();
+        if let Some(arrival) = arrival {
+            handle.sleep_until(arrival).await;
+        }
+        let began = arrival.unwrap_or_else(time);
         match request {
             Request::Get => {
                 let value = engine.get(&key).await.map_err(|error| format!("get {number}: {error}"))?;

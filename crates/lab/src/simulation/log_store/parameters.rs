@@ -49,8 +49,14 @@ pub fn compaction_depth(is_quick: bool) -> usize {
 pub const COMPACTION_STORES: u16 = 8;
 /// Sub-compactions of Fig. 13a. The paper's has up to 8.
 pub const SUB_COMPACTIONS: [usize; 4] = [1, 2, 4, 8];
-/// Compactions at once of Fig. 13b. Our choice: its text has no numbers of them. 2 and 4 are what decision 0028 has.
-pub const COMPACTIONS: [usize; 3] = [1, 2, 4];
+/// Compactions at once of Fig. 13b. Our choice: its text has no numbers of them.
+pub const COMPACTIONS: [usize; 4] = [1, 2, 4, 8];
+/// Those that a core of a node has, in the runs by fill ([`octokv_engine::log::settings::LogSettings`]).
+pub const COMPACTIONS_OF_NODE: usize = 8;
+/// The parts that live in the runs by fill, in percent of the volume. Our choice: puts are admitted up to 93.75. A quick run has the first two.
+pub const FILLS: [u8; 5] = [50, 80, 70, 90, 93];
+/// How often puts have written as many objects as there are before a run by fill is measured. Our choice.
+pub const FILL_OVERWRITES: u32 = 2;
 /// The bytes of a chunk before compaction: those of a drive of 4 GiB ([`octokv_engine::log::format`]).
 pub const CHUNK_BYTES: u32 = 64 << 10;
 /// The bytes of a chunk with compaction; a quick run has [`CHUNK_BYTES`]. Our choice: compacting a chunk takes four accesses or five one after
@@ -139,9 +145,21 @@ pub fn compaction_volume_bytes(is_quick: bool) -> u64 {
 /// Objects of the runs with compaction, which take [`FILL`] of the volume: decision 0028 has 35.8 B of key log for each object with units of
 /// 512 B, and an id of 4 B beside the record.
 pub fn compaction_objects(value_bytes: u32, is_quick: bool) -> u32 {
+    objects_of_volume(compaction_volume_bytes(is_quick), value_bytes, FILL)
+}
+
+/// Objects that take this part of a volume.
+pub fn objects_of_volume(volume_bytes: u64, value_bytes: u32, live: f64) -> u32 {
     let record = value_record_bytes(KEY_BYTES, value_bytes, &RecordMeta::PLAIN).next_multiple_of(8);
     let object_bytes = f64::from(record) + 4.0 + 35.8;
-    (compaction_volume_bytes(is_quick) as f64 * FILL / object_bytes) as u32
+    (volume_bytes as f64 * live / object_bytes) as u32
+}
+
+/// Bytes of the volume in runs by fill: 5,367 chunks of [`CHUNK_BYTES`], so that several windows have room in those that stay free, as on a
+/// whole drive, which has ten times as many chunks; in a quick run 672.
+pub fn fill_volume_bytes(is_quick: bool) -> u64 {
+    let parts = if is_quick { 96 } else { 12 };
+    (modelled_drive().capacity_bytes / parts).next_multiple_of(CHUNK_BYTES.into())
 }
 
 /// The part of the objects with which a quick run is done.

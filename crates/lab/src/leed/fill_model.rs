@@ -1,0 +1,126 @@
+//! What a put costs by the part of a volume that lives, by the arithmetic of decision 0028: the curve beside the measured one.
+//!
+//! ```text
+//!   a log of utilization u has the part f of its head chunk alive:   u = (1 - f) / (-ln f),   and writes each byte A = 1 / (1 - f) times
+//!   values moved for each put         m = 1.11 · f_v / (1 - f_v)                               1.11 is simulated
+//!   segments visited for each put     v = u_v · (1 + m) · (1 - exp(-λ)) / (e · w),  λ = e · w / u_v
+//!   images appended for each put      1 + i,  i = u_v · (1 + m) · (1 - exp(-λ · f_v)) / (e · w)
+//!   written for each put              (1 + m) · r + (1 + i) · S · A(u_k)
+//!   read for each put                 1 + v + m                                                without the chunks of key logs
+//!   space                             (r + k) / F = r / u_v + k / u_k
+//! ```
+//! with r bytes of a record, k of the key log for each object, S of an image, e objects of a segment, w the part of a value log that is a window.
+//! Of all utilizations that the space allows those are taken whose writes and reads cost least.
+
+/// What a volume has of each object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FillModel {
+    /// The bytes of a record with its id.
+    pub record_bytes: f64,
+    /// The bytes of the key log for each object.
+    pub key_bytes: f64,
+    /// The mean length of an image that a put writes, in bytes.
+    pub image_bytes: f64,
+    /// Objects of a segment.
+    pub segment_objects: f64,
+}
+
+/// The cost of a put.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PutCost {
+    /// Bytes that the engine writes.
+    pub written_bytes: f64,
+    /// Its reads of images and records.
+    pub reads: f64,
+    /// The utilization of the key log, and of the value log.
+    pub utilizations: [f64; 2],
+}
+
+/// The part of a value log that is compacted at once.
+const WINDOW: f64 = 1.0 / 8.0;
+/// By how much more values are moved than one by one.
+const WINDOW_MOVES: f64 = 1.11;
+/// What a read costs in written bytes ([`octokv_engine::log::compaction_policy`]).
+const READ_COST_BYTES: f64 = 2_560.0;
+/// Utilizations of the key log that are tried.
+const STEPS: u32 = 4_000;
+
+/// The part of the head chunk that lives in a log of this utilization, from 0 to 1.
+pub fn head_live(utilization: f64) -> f64 {
+    // The utilization ascends with it.
+    let (mut low, mut high) = (1e-12, 1.0 - 1e-12);
+    for _ in 0..100 {
+        let middle: f64 = (low + high) / 2.0;
+        match (1.0 - middle) / -middle.ln() < utilization {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    low
+}
+
+/// How often a log of this utilization writes each byte.
+pub fn write_amplification(utilization: f64) -> f64 {
+    1.0 / (1.0 - head_live(utilization))
+}
+
+impl FillModel {
+    fn cost(&self, [keys, values]: [f64; 2]) -> PutCost {
+        let FillModel { record_bytes, image_bytes, segment_objects, .. } = *self;
+        let live = head_live(values);
+        let moved = WINDOW_MOVES * live / (1.0 - live);
+        let (per_visit, lambda) = (segment_objects * WINDOW, segment_objects * WINDOW / values);
+        let visits = |part: f64| values * (1.0 + moved) * (1.0 - (-lambda * part).exp()) / per_visit;
+        let images = 1.0 + visits(live);
+        PutCost {
+            written_bytes: (1.0 + moved) * record_bytes + images * image_bytes * write_amplification(keys),
+            reads: 1.0 + visits(1.0) + moved,
+            utilizations: [keys, values],
+        }
+    }
+
+    /// The least cost while the part `fill` of the space for logs lives; `None` if there is no space.
+    pub fn least_cost(&self, fill: f64) -> Option<PutCost> {
+        let space = (self.record_bytes + self.key_bytes) / fill;
+        let costs = (1..STEPS).filter_map(|step| {
+            let keys = f64::from(step) / f64::from(STEPS);
+            let values = self.record_bytes / (space - self.key_bytes / keys);
+            (values > 0.0 && values < 1.0).then(|| self.cost([keys, values]))
+        });
+        let sum = |cost: &PutCost| cost.written_bytes + cost.reads * READ_COST_BYTES;
+        costs.min_by(|a, b| sum(a).total_cmp(&sum(b)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_writes_what_decision_0028_says() {
+        for (utilization, times) in [(0.5, 1.26), (0.7, 1.88), (0.8, 2.69), (0.9, 5.18), (0.95, 10.2)] {
+            let measured = write_amplification(utilization);
+            assert!((measured / times - 1.0).abs() < 0.01, "{utilization}: {measured}");
+        }
+    }
+
+    #[test]
+    fn a_put_costs_more_the_more_lives_and_the_key_log_has_more_garbage() {
+        let model =
+            FillModel { record_bytes: 292.0, key_bytes: 35.8, image_bytes: 1_234.0, segment_objects: 32.0 };
+        let costs = [0.3, 0.5, 0.8, 0.9, 0.95].map(|fill| model.least_cost(fill).unwrap());
+        for pair in costs.windows(2) {
+            assert!(
+                pair[0].written_bytes < pair[1].written_bytes && pair[0].reads < pair[1].reads,
+                "{pair:?}"
+            );
+        }
+        for PutCost { utilizations: [keys, values], .. } in costs {
+            assert!(keys < values, "{keys}, {values}");
+            // Together they take the space.
+            let space = 292.0 / values + 35.8 / keys;
+            assert!(costs.iter().any(|_| (0.29..0.96).contains(&(327.8 / space))), "{space}");
+        }
+        assert_eq!(model.least_cost(1.01), None);
+    }
+}
