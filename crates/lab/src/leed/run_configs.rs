@@ -8,9 +8,9 @@ use crate::simulation::log_store::load_client::{Arrivals, Load, LoadKind, Stored
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
     CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, COMPACTIONS_OF_NODE, DEPTHS,
-    FILL_OVERWRITES, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES, compaction_depth,
-    compaction_objects, compaction_volume_bytes, fill_volume_bytes, modelled_drive, objects_of_run,
-    objects_of_volume,
+    FILL_CHUNK_BYTES, FILL_OVERWRITES, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES,
+    compaction_depth, compaction_objects, compaction_volume_bytes, fill_volume_bytes, modelled_drive,
+    objects_of_run, objects_of_volume,
 };
 use octokv_base::Nanos;
 use octokv_engine::Durability;
@@ -267,7 +267,7 @@ fn run_filled(
         drive: modelled_drive(),
         volume_bytes,
         unit_bytes: UNITS[0],
-        chunk_bytes: CHUNK_BYTES,
+        chunk_bytes: FILL_CHUNK_BYTES,
         stores: COMPACTION_STORES,
         objects: StoredObjects { count, value_bytes },
         seed: SEED,

@@ -54,7 +54,7 @@ pub const COMPACTIONS: [usize; 4] = [1, 2, 4, 8];
 /// Those that a core of a node has, in the runs by fill ([`octokv_engine::log::settings::LogSettings`]).
 pub const COMPACTIONS_OF_NODE: usize = 8;
 /// The parts that live in the runs by fill, in percent of the volume. Our choice: puts are admitted up to 93.75. A quick run has the first two.
-pub const FILLS: [u8; 5] = [50, 80, 70, 90, 93];
+pub const FILLS: [u8; 4] = [50, 80, 70, 90];
 /// How often puts have written as many objects as there are before a run by fill is measured. Our choice.
 pub const FILL_OVERWRITES: u32 = 2;
 /// The bytes of a chunk before compaction: those of a drive of 4 GiB ([`octokv_engine::log::format`]).
@@ -155,11 +155,14 @@ pub fn objects_of_volume(volume_bytes: u64, value_bytes: u32, live: f64) -> u32 
     (volume_bytes as f64 * live / object_bytes) as u32
 }
 
-/// Bytes of the volume in runs by fill: 5,367 chunks of [`CHUNK_BYTES`], so that several windows have room in those that stay free, as on a
-/// whole drive, which has ten times as many chunks; in a quick run 672.
+/// The bytes of a chunk in runs by fill.
+pub const FILL_CHUNK_BYTES: u32 = 32 << 10;
+
+/// Bytes of the volume in runs by fill: 5,367 chunks, so that several windows have room in those that stay free, as on a whole drive, which has ten
+/// times as many chunks; in a quick run 1,342. Our choice, for time.
 pub fn fill_volume_bytes(is_quick: bool) -> u64 {
-    let parts = if is_quick { 96 } else { 12 };
-    (modelled_drive().capacity_bytes / parts).next_multiple_of(CHUNK_BYTES.into())
+    let parts = if is_quick { 96 } else { 24 };
+    (modelled_drive().capacity_bytes / parts).next_multiple_of(FILL_CHUNK_BYTES.into())
 }
 
 /// The part of the objects with which a quick run is done.
@@ -181,6 +184,9 @@ mod tests {
         assert_eq!(modelled_drive().capacity_bytes / u64::from(CHUNK_BYTES), 64_401);
         assert_eq!(compaction_volume_bytes(false) / u64::from(COMPACTED_CHUNK_BYTES), 2_684);
         assert_eq!(compaction_volume_bytes(true) / u64::from(CHUNK_BYTES), 672);
+        let fill_chunks =
+            [false, true].map(|is_quick| fill_volume_bytes(is_quick) / u64::from(FILL_CHUNK_BYTES));
+        assert_eq!(fill_chunks, [5_367, 1_342]);
         // Decision 0028: 327.8 B and 1,095.8 B an object.
         let object_bytes = |value_bytes| {
             compaction_volume_bytes(false) as f64 * FILL / f64::from(compaction_objects(value_bytes, false))
