@@ -27,9 +27,9 @@ use std::cmp::Ordering;
 
 /// A read of up to [`READ_BYTES`] at random takes a device about as long as writing so many bytes: of the paper's drive a die takes 40 µs, and 499 µs
 /// to write 32 KiB.
-const READ_COST_BYTES: f64 = 2_560.0;
+pub const READ_COST_BYTES: f64 = 2_560.0;
 /// What a device reads at once.
-const READ_BYTES: f64 = 4_096.0;
+pub const READ_BYTES: f64 = 4_096.0;
 /// The most images that value compaction is taken to append for each put: a head chunk that is almost full says nothing of the others.
 const IMAGES_OF_COMPACTION_MAX: f64 = 8.0;
 /// The least garbage of a key log's head chunk that images are taken to be written into.

@@ -12,6 +12,8 @@
 //! with r bytes of a record, k of the key log for each object, S of an image, e objects of a segment, w the part of a value log that is a window.
 //! Of all utilizations that the space allows those are taken whose writes and reads cost least.
 
+use octokv_engine::log::compaction_policy::READ_COST_BYTES;
+
 /// What a volume has of each object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FillModel {
@@ -40,8 +42,6 @@ pub struct PutCost {
 const WINDOW: f64 = 1.0 / 8.0;
 /// By how much more values are moved than one by one.
 const WINDOW_MOVES: f64 = 1.11;
-/// What a read costs in written bytes ([`octokv_engine::log::compaction_policy`]).
-const READ_COST_BYTES: f64 = 2_560.0;
 /// Utilizations of the key log that are tried.
 const STEPS: u32 = 4_000;
 
