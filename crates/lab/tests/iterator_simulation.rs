@@ -10,9 +10,10 @@ use octokv_lab::simulation::iterators::parameters::{
     CommandCosts, DEGREES, SCAN_LENGTHS, VALUE_BYTES, flash_read_us,
 };
 use octokv_lab::simulation::iterators::scan_client::{
-    ScanConfig, ScanStats, StoredPairs, percentile_us, put_pairs, run_scans,
+    ScanConfig, ScanStats, StoredPairs, put_pairs, run_scans,
 };
 use octokv_lab::simulation::node::host_handle;
+use octokv_lab::simulation::percentile::percentile_us;
 use octokv_lab::{Paper, ReproduceArgs};
 use octokv_runtime::CoreWaker;
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};

@@ -12,8 +12,8 @@
 //!   value log   q   a record                                     m   the record, reading it, and its share of the images of visited segments
 //! ```
 //! The log whose space is worth least gives up a chunk. So the worth becomes equal, and the cost of a put the least that the space allows. The
-//! cheapest freed byte would be the wrong choice: a put writes a key log of 36 B an object with 1.2 KB, so of a key log a little more space saves
-//! many moves, and it would be as full as the value log.
+//! cheapest freed byte would be the wrong choice, as it makes both logs about as full: an object has 36 B in the key log, and a put appends 1.2 KB
+//! there, so a little more space in the key log saves many moves.
 //!
 //! Progress: a log is a queue, so a head without garbage has to be moved to reach what lies behind it. A log that has no garbage is never
 //! chosen, one whose head has none is chosen last. A record in extents moves as a whole and leaves space in chunks behind the head; this is no

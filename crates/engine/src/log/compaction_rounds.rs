@@ -45,12 +45,14 @@ pub(super) enum RoundEnd {
     NoChunk,
 }
 
-/// Whether a round may be one that costs more than it would a little later.
+/// Which rounds begin while other compactions run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundPace {
-    /// Any round.
+    /// All.
     Any,
-    /// Beside others, only those whose window has room.
+    /// All but rounds of value logs for whose windows the compactions under way leave too few free chunks ([`RunningCompactions::is_crowded`]).
+    ///
+    /// [`RunningCompactions::is_crowded`]: super::running_compactions::RunningCompactions::is_crowded
     WithWindows,
 }
 

@@ -125,6 +125,23 @@ fn overwrite_and_compact(volume: &OpenTestVolume, seed: u64) {
 }
 
 #[test]
+fn beside_four_compactions_a_round_waits_for_the_room_of_its_window() {
+    let volume = OpenTestVolume::new(9, Durability::PowerSafe, |settings| settings.window_divisor = 3);
+    filled(&volume, 300, 20);
+    let round = |pace| block_on(volume.core.compact_round(u32::MAX, pace), || ());
+    // Of stores that the volume does not have, with windows that take all chunks.
+    let running = &volume.core.volume.compactions;
+    let others: Vec<_> = (10..14).map(|store| running.begin(store, LogKind::Values).unwrap()).collect();
+    assert!(running.take_round(10, LogKind::Values, u64::MAX, u64::MAX));
+    // Key logs are compacted as long as their space is worth least, and then the value logs have garbage left.
+    while round(RoundPace::WithWindows) == Ok(true) {}
+    assert_eq!(round(RoundPace::WithWindows), Ok(false));
+    assert_eq!(round(RoundPace::Any), Ok(true));
+    drop(others);
+    assert_eq!(round(RoundPace::WithWindows), Ok(true));
+}
+
+#[test]
 fn values_are_found_wherever_they_moved_and_no_chunk_is_lost() {
     for (seed, durability, divisor, rewrites_tail) in [
         (1, Durability::PowerSafe, 8, true),

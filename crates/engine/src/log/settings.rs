@@ -8,6 +8,8 @@ use super::log_layout::LogLayout;
 use crate::{Durability, OpenConfig};
 use octokv_base::Nanos;
 
+/// Compactions of different logs that a core runs at the same time, unless it is set otherwise: decision 0028 has measurements.
+pub const COMPACTIONS_PER_CORE: usize = 8;
 /// The mean bytes of entries of a segment with the shortest unit and with the longest.
 const SEGMENT_TARGETS: [(u32, u32); 2] = [(512, 800), (4096, 2_800)];
 /// A checkpoint is due after so many times its bytes of key log.
@@ -61,7 +63,7 @@ impl LogSettings {
             rewrites_tail: true,
             window_divisor: 8,
             sub_compactions: 8,
-            compactions: 8,
+            compactions: COMPACTIONS_PER_CORE,
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,

@@ -3,7 +3,8 @@
 use crate::job_runner::{Durations, ExperimentJob, JobRunner};
 use crate::simulation::iterators::experiment::{IteratorExperiment, ReadAhead, WriteOrder};
 use crate::simulation::iterators::parameters::{self, DEGREES, LONG_SCAN, SCAN_LENGTHS};
-use crate::simulation::iterators::scan_client::{ScanConfig, ScanStats, StoredPairs, percentile_us};
+use crate::simulation::iterators::scan_client::{ScanConfig, ScanStats, StoredPairs};
+use crate::simulation::percentile::percentile_us;
 
 const SEED: u64 = 1;
 /// Scans of a cell at least.

@@ -7,35 +7,24 @@ use super::fill_model::{FillModel, write_amplification};
 use super::run_configs::{LeedRun, LeedRunConfig, LeedRunner};
 use crate::data_points::{DataPoint, DataPoints};
 use crate::simulation::log_store::load_stats::LoadStats;
-use crate::simulation::log_store::parameters::{COMPACTION_STORES, FILLS, KEY_BYTES, VALUE_BYTES};
+use crate::simulation::log_store::parameters::{
+    COMPACTION_STORES, KEY_BYTES, VALUE_BYTES, fills, record_bytes,
+};
+use crate::simulation::percentile::percentile_us;
 use anyhow::Result;
 use octokv_base::Nanos;
-use octokv_engine::common::record::RecordMeta;
 use octokv_engine::log::space_limits::SpaceLimits;
-use octokv_engine::log::value_record::value_record_bytes;
-
-/// The id of a record in the directory of its chunk, in bytes.
-const ID_BYTES: f64 = 4.0;
 
 fn puts(stats: &LoadStats) -> f64 {
     stats.latency_ns[1].len() as f64
 }
 
-fn percentile_us(stats: &LoadStats, part: f64) -> f64 {
-    let mut latencies = stats.latency_ns[1].clone();
-    latencies.sort_unstable();
-    let at = ((latencies.len() as f64 * part) as usize).min(latencies.len() - 1);
-    f64::from(latencies[at]) / 1e3
-}
-
-/// What the model of [`super::fill_model`] needs, of a run. Images are a unit longer than their entries need on average, and those that puts
-/// write are of longer segments more often: the mean of them all is taken.
+/// What the model of [`super::fill_model`] needs, of the end of a run.
 fn model_of(stats: &LoadStats, value_bytes: u32) -> FillModel {
     let logs = stats.after_logs();
-    let record = value_record_bytes(KEY_BYTES, value_bytes, &RecordMeta::PLAIN).next_multiple_of(8);
     let keys = stats.after.engine.keys as f64;
     FillModel {
-        record_bytes: f64::from(record) + ID_BYTES,
+        record_bytes: record_bytes(value_bytes),
         key_bytes: logs.keys.live_bytes as f64 / keys,
         image_bytes: stats.image_bytes(),
         segment_objects: keys / logs.segments as f64,
@@ -59,7 +48,7 @@ fn add_filled(points: &mut DataPoints, size: usize, live: u8, stats: &LoadStats)
     let written = stats.written_bytes() / puts(stats);
     let mut add = |series: &str, value: f64, unit| points.add(&format!("{series}, {name}"), &x, value, unit);
     add("puts", stats.per_second() / 1e3, "K/s");
-    add("p99 with so many", percentile_us(stats, 0.99) / 1e3, "ms");
+    add("p99 with so many", percentile_us(&stats.latency_ns[1], 990) / 1e3, "ms");
     add("the dies' time", stats.die_share() * 100.0, "%");
     let space = (logs.chunks * logs.chunk_bytes) as f64 / stats.after.engine.keys as f64;
     add("space of a byte of keys and values", space / of_user, "B");
@@ -90,10 +79,8 @@ fn add_filled(points: &mut DataPoints, size: usize, live: u8, stats: &LoadStats)
 pub fn fill(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("fill");
     let sizes = [0, 1];
-    // The fills whose latencies are compared, and those of the curve, which ascend.
-    let [least, most] = if runs.durations.is_quick { [FILLS[0], FILLS[1]] } else { [50, 90] };
-    let mut fills = FILLS[..if runs.durations.is_quick { 2 } else { FILLS.len() }].to_vec();
-    fills.sort_unstable();
+    let fills = fills(runs.durations.is_quick);
+    let (least, most) = (fills[0], fills[fills.len() - 1]);
     let jobs: Vec<_> = sizes
         .iter()
         .flat_map(|&size| fills.iter().map(move |&live| LeedRunConfig::Filled(size, live)))
@@ -104,7 +91,7 @@ pub fn fill(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
         &all[at.expect("it is one of the fills")]
     };
     for size in sizes {
-        for &live in &fills {
+        for &live in fills {
             add_filled(&mut points, size, live, of(size, live).last());
         }
     }
@@ -118,7 +105,7 @@ pub fn fill(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     for (size, pair) in sizes.into_iter().zip(paced.chunks(2)) {
         let name = size_name(VALUE_BYTES[size]);
         points.add(&format!("half of the puts of {most} %, {name}"), "puts", rates[size] / 1e3, "K/s");
-        let of_run = |run: &LeedRun| percentile_us(run.last(), 0.99) / 1e3;
+        let of_run = |run: &LeedRun| percentile_us(&run.last().latency_ns[1], 990) / 1e3;
         let [of_least, of_most] = [of_run(&pair[0]), of_run(&pair[1])];
         for (live, p99) in [(least, of_least), (most, of_most)] {
             points.add(&format!("p99 at half of the puts of {most} %, {name}"), &live.to_string(), p99, "ms");

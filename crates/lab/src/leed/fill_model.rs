@@ -108,18 +108,19 @@ mod tests {
     fn a_put_costs_more_the_more_lives_and_the_key_log_has_more_garbage() {
         let model =
             FillModel { record_bytes: 292.0, key_bytes: 35.8, image_bytes: 1_234.0, segment_objects: 32.0 };
-        let costs = [0.3, 0.5, 0.8, 0.9, 0.95].map(|fill| model.least_cost(fill).unwrap());
+        let fills = [0.3, 0.5, 0.8, 0.9, 0.95];
+        let costs = fills.map(|fill| model.least_cost(fill).unwrap());
         for pair in costs.windows(2) {
             assert!(
                 pair[0].written_bytes < pair[1].written_bytes && pair[0].reads < pair[1].reads,
                 "{pair:?}"
             );
         }
-        for PutCost { utilizations: [keys, values], .. } in costs {
+        for (PutCost { utilizations: [keys, values], .. }, fill) in costs.into_iter().zip(fills) {
             assert!(keys < values, "{keys}, {values}");
             // Together they take the space.
-            let space = 292.0 / values + 35.8 / keys;
-            assert!(costs.iter().any(|_| (0.29..0.96).contains(&(327.8 / space))), "{space}");
+            let taken = 292.0 / values + 35.8 / keys;
+            assert!((327.8 / taken - fill).abs() < 1e-9, "{taken} of {fill}");
         }
         assert_eq!(model.least_cost(1.01), None);
     }

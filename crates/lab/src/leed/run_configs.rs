@@ -7,13 +7,14 @@ use crate::simulation::log_store::experiment::{
 use crate::simulation::log_store::load_client::{Arrivals, Load, LoadKind, StoredObjects};
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, COMPACTIONS_OF_NODE, DEPTHS,
-    FILL_CHUNK_BYTES, FILL_OVERWRITES, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES,
-    compaction_depth, compaction_objects, compaction_volume_bytes, fill_volume_bytes, modelled_drive,
-    objects_of_run, objects_of_volume,
+    CHUNK_BYTES, COMPACTED_CHUNK_BYTES, COMPACTION_STORES, COMPACTIONS, DEPTHS, FILL_CHUNK_BYTES,
+    FILL_OVERWRITES, OBJECTS, PUT_PERCENTS, STORES, SUB_COMPACTIONS, UNITS, VALUE_BYTES, compaction_depth,
+    compaction_objects, compaction_volume_bytes, fill_volume_bytes, modelled_drive, objects_of_run,
+    objects_of_volume,
 };
 use octokv_base::Nanos;
 use octokv_engine::Durability;
+use octokv_engine::log::settings::COMPACTIONS_PER_CORE;
 
 const SEED: u64 = 1;
 /// The largest number of requests in flight.
@@ -24,7 +25,7 @@ const GARBAGE_BYTES_MAX: u64 = 1 << 30;
 const OWN: LogStoreSettings =
     LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 };
 /// Those that a node has.
-const OF_NODE: LogStoreSettings = LogStoreSettings { compactions: COMPACTIONS_OF_NODE, ..OWN };
+const OF_NODE: LogStoreSettings = LogStoreSettings { compactions: COMPACTIONS_PER_CORE, ..OWN };
 /// The same with puts that survive a power loss.
 pub const DURABLE: LogStoreSettings = LogStoreSettings { durability: Durability::PowerSafe, ..OWN };
 
@@ -278,7 +279,7 @@ fn run_filled(
         LoadPhase::Requests(load)
     };
     let ageing = puts(count * FILL_OVERWRITES, Arrivals::WhenOthersEnd, depth);
-    // What arrives while all wait would not be seen: so many do not.
+    // So many that a request hardly ever waits for one: latencies count from arrivals, but arrivals of waiting requests would not follow the rate.
     let clients = if arrivals == Arrivals::WhenOthersEnd { depth } else { DEPTH_MAX };
     run_phases(&experiment, OF_NODE, &[ageing, puts(count, arrivals, clients)]).map(LeedRun)
 }

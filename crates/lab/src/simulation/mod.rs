@@ -22,6 +22,7 @@ pub mod log_store;
 pub mod metrics;
 pub mod node;
 pub mod parameters;
+pub mod percentile;
 pub mod ssd_device;
 pub mod tenant_metrics;
 pub mod workload;

@@ -19,6 +19,7 @@ use octokv_base::Nanos;
 use octokv_device::ssd_model::DriveProfile;
 use octokv_device::ssd_model::drive_profiles::DCT_983;
 use octokv_engine::common::record::RecordMeta;
+use octokv_engine::log::chunk_directory::DIRECTORY_ID_BYTES;
 use octokv_engine::log::value_record::value_record_bytes;
 
 /// Value lengths: the paper's objects of 256 B and 1 KB (§4.1). Whether these include the key is not stated.
@@ -51,10 +52,11 @@ pub const COMPACTION_STORES: u16 = 8;
 pub const SUB_COMPACTIONS: [usize; 4] = [1, 2, 4, 8];
 /// Compactions at once of Fig. 13b. Our choice: its text has no numbers of them.
 pub const COMPACTIONS: [usize; 4] = [1, 2, 4, 8];
-/// Those that a core of a node has, in the runs by fill ([`octokv_engine::log::settings::LogSettings`]).
-pub const COMPACTIONS_OF_NODE: usize = 8;
-/// The parts that live in the runs by fill, in percent of the volume. Our choice: puts are admitted up to 93.75. A quick run has the first two.
-pub const FILLS: [u8; 4] = [50, 80, 70, 90];
+/// The parts that live in the runs by fill, in percent of the volume, ascending. Our choice: puts are admitted up to 93.75 %. The first and the last
+/// are compared at a rate.
+pub fn fills(is_quick: bool) -> &'static [u8] {
+    if is_quick { &[50, 80] } else { &[50, 70, 80, 90] }
+}
 /// How often puts have written as many objects as there are before a run by fill is measured. Our choice.
 pub const FILL_OVERWRITES: u32 = 2;
 /// The bytes of a chunk before compaction: those of a drive of 4 GiB ([`octokv_engine::log::format`]).
@@ -150,9 +152,13 @@ pub fn compaction_objects(value_bytes: u32, is_quick: bool) -> u32 {
 
 /// Objects that take this part of a volume.
 pub fn objects_of_volume(volume_bytes: u64, value_bytes: u32, live: f64) -> u32 {
+    (volume_bytes as f64 * live / (record_bytes(value_bytes) + 35.8)) as u32
+}
+
+/// The bytes of an object in the value log: its record, with granules of 8 B, and its id in the directory of the chunk.
+pub fn record_bytes(value_bytes: u32) -> f64 {
     let record = value_record_bytes(KEY_BYTES, value_bytes, &RecordMeta::PLAIN).next_multiple_of(8);
-    let object_bytes = f64::from(record) + 4.0 + 35.8;
-    (volume_bytes as f64 * live / object_bytes) as u32
+    f64::from(record) + DIRECTORY_ID_BYTES as f64
 }
 
 /// The bytes of a chunk in runs by fill.
