@@ -2,7 +2,10 @@
 //!
 //! In: where to begin. Out: keys, or entries with digests, for a sink. The place of a listing is a prefix, so splits do not matter to it: each
 //! page is a segment as it was when it was looked up. What is damaged is left out.
-//! Tested by the conformance suite.
+//!
+//! Images are read ahead: the first alone, then two at once, three and so on, so that a short listing reads little that it does not show. If a segment was
+//! split since the reads behind it began, they do not begin where it ends now, and are made again.
+//! Tested below, and by the conformance suite.
 
 use super::core::LogCore;
 use super::hash_prefix::HashPrefix;
@@ -10,7 +13,12 @@ use super::segment_entry::SegmentEntry;
 use super::segment_reads::{FoundImage, ReadRepeats};
 use super::store::Store;
 use crate::{EngineError, KeySink, ScanEntry, ScanSink, ValueRange, value_digest};
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::{FuturesOrdered, StreamExt};
 use octokv_base::{Key, RingPosition, RingRange, Version};
+
+/// The most images that are read at once.
+const READS_MAX: usize = 8;
 
 /// A page of a listing.
 struct ListPage {
@@ -33,6 +41,58 @@ impl ListPage {
         let mut entries: Vec<_> = of_image.map(|entry| (core.volume.position_of(entry.key), entry)).collect();
         entries.sort_by(|(a, first), (b, second)| a.cmp(b).then_with(|| first.key.cmp(second.key)));
         entries
+    }
+}
+
+/// The pages of a store in ring order, some of which are read ahead.
+struct ListPages<'a> {
+    core: &'a LogCore,
+    store: &'a Store,
+    /// With the prefix of each, in ring order.
+    reads: FuturesOrdered<LocalBoxFuture<'a, (HashPrefix, Result<ListPage, EngineError>)>>,
+    reads_max: usize,
+    /// Where the next page begins.
+    next: Option<HashPrefix>,
+    /// Where the first page begins that is not being read.
+    unread: Option<HashPrefix>,
+}
+
+impl<'a> ListPages<'a> {
+    /// Those from a prefix on.
+    fn new(core: &'a LogCore, store: &'a Store, first: HashPrefix) -> ListPages<'a> {
+        let (reads, next) = (FuturesOrdered::new(), Some(first));
+        ListPages { core, store, reads, reads_max: 1, next, unread: next }
+    }
+
+    /// Begins reads up to the page of `last`.
+    fn read_ahead(&mut self, last: HashPrefix) {
+        let (core, store) = (self.core, self.store);
+        while self.reads.len() < self.reads_max
+            && let Some(prefix) = self.unread.filter(|&prefix| prefix <= last)
+        {
+            self.reads.push_back(Box::pin(async move { (prefix, core.list_page(store, prefix).await) }));
+            self.unread = store.state.lock().table.level().next_prefix(prefix);
+        }
+    }
+
+    /// The next page, unless it begins behind `last`.
+    ///
+    /// # Errors
+    /// Device failures.
+    async fn next(&mut self, last: HashPrefix) -> Result<Option<ListPage>, EngineError> {
+        while let Some(prefix) = self.next.filter(|&prefix| prefix <= last) {
+            self.read_ahead(last);
+            let Some((read, page)) = self.reads.next().await else { break };
+            if read == prefix {
+                let page = page?;
+                self.next = page.next;
+                self.reads_max = READS_MAX.min(self.reads_max + 1);
+                return Ok(Some(page));
+            }
+            self.reads.clear();
+            self.unread = Some(prefix);
+        }
+        Ok(None)
     }
 }
 
@@ -65,17 +125,17 @@ impl LogCore {
         let first = if is_from_front { RingPosition(0) } else { self.volume.position_of(start.as_bytes()) };
         for store in self.stores_from(first) {
             let from = first.max(store.range.first());
-            let mut next = Some(store.prefix_of(from));
-            while let Some(prefix) = next {
-                sink.yield_point().await;
-                let page = self.list_page(store, prefix).await?;
+            let last = store.prefix_of(store.range.last());
+            let mut pages = ListPages::new(self, store, store.prefix_of(from));
+            sink.yield_point().await;
+            while let Some(page) = pages.next(last).await? {
                 for (position, entry) in page.entries(self) {
                     let is_before = !is_from_front && (position, entry.key) < (first, start.as_bytes());
                     if !is_before && self.is_live(&entry) && !sink.offer(entry.key) {
                         return Ok(());
                     }
                 }
-                next = page.next;
+                sink.yield_point().await;
             }
         }
         Ok(())
@@ -96,9 +156,9 @@ impl LogCore {
                 break;
             }
             let last = store.prefix_of(range.last().min(store.range.last()));
-            let mut next = Some(store.prefix_of(range.first().max(store.range.first())));
-            while let Some(prefix) = next.filter(|&prefix| prefix <= last) {
-                let page = self.list_page(store, prefix).await?;
+            let first = store.prefix_of(range.first().max(store.range.first()));
+            let mut pages = ListPages::new(self, store, first);
+            while let Some(page) = pages.next(last).await? {
                 for (position, entry) in page.entries(self) {
                     if !range.contains(position) || entry.meta.version < since {
                         continue;
@@ -115,7 +175,6 @@ impl LogCore {
                         return Ok(());
                     }
                 }
-                next = page.next;
             }
         }
         Ok(())
@@ -157,5 +216,65 @@ impl LogCore {
             Ok(None) | Err(EngineError::Corrupt { .. }) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_log_volume::OpenTestVolume;
+    use super::*;
+    use crate::conformance::key_of;
+    use crate::{Durability, PutOptions};
+    use octokv_runtime::block_on;
+    use std::collections::BTreeSet;
+
+    fn stored(volume: &OpenTestVolume, number: u64) {
+        block_on(volume.put(&key_of(number), number, 100, PutOptions::default()), || ()).expect("space");
+    }
+
+    #[test]
+    fn segments_that_split_beside_a_listing_are_listed_whole() {
+        let volume = OpenTestVolume::new(3, Durability::PowerSafe, |_| ());
+        (0..500).for_each(|number| stored(&volume, number));
+        let (store, mut listed, mut more) = (&volume.stores()[0], BTreeSet::new(), 500..3_000);
+        let last = store.prefix_of(store.range.last());
+        let segments = || store.state.lock().table.segments();
+        let (before, mut pages_read) = (segments(), 0);
+        let mut pages = ListPages::new(&volume.core, store, store.prefix_of(store.range.first()));
+        while let Some(page) = block_on(pages.next(last), || ()).expect("no fault") {
+            pages_read += 1;
+            for (_, entry) in page.entries(&volume.core) {
+                assert!(listed.insert(entry.key.to_vec()), "{:?} twice", entry.key);
+            }
+            let now = segments();
+            more.by_ref().take_while(|_| segments() < now + 2).for_each(|number| stored(&volume, number));
+        }
+        assert!(segments() > before + 20 && pages_read > before, "{before} to {} segments", segments());
+        let of_store = (0..500)
+            .map(key_of)
+            .filter(|key| store.range.contains(volume.core.volume.position_of(key.as_bytes())));
+        for key in of_store {
+            assert!(listed.contains(key.as_bytes()), "{key:?} is missing");
+        }
+    }
+
+    #[test]
+    fn a_short_listing_reads_little_ahead() {
+        let volume = OpenTestVolume::new(4, Durability::PowerSafe, |_| ());
+        (0..500).for_each(|number| stored(&volume, number));
+        let store = &volume.stores()[0];
+        let last = store.prefix_of(store.range.last());
+        let mut pages = ListPages::new(&volume.core, store, store.prefix_of(store.range.first()));
+        let mut under_way = Vec::new();
+        for _ in 0..10 {
+            block_on(pages.next(last), || ()).expect("no fault").expect("a page");
+            under_way.push(pages.reads.len());
+        }
+        assert_eq!(under_way, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]);
+        // None begins behind the range.
+        let first = store.prefix_of(store.range.first());
+        let mut pages = ListPages::new(&volume.core, store, first);
+        assert!(block_on(pages.next(first), || ()).expect("no fault").is_some());
+        assert!(block_on(pages.next(first), || ()).expect("no fault").is_none() && pages.reads.is_empty());
     }
 }
