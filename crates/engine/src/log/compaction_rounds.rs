@@ -31,6 +31,14 @@ const MARKERS_PER_ROUND: u64 = 2;
 /// How often a marker is tried while other batches of its store begin: one of them says the same.
 const MARKER_ATTEMPTS_MAX: u32 = 64;
 
+/// So many compactions run in any case, ...
+const UNCROWDED: u32 = 4;
+/// ... and more if for each that runs so many chunks are spare: with fewer they take them from one another, and free them for more moves.
+const CHUNKS_PER_COMPACTION: u32 = 2;
+/// While windows wait for their turn, key logs are compacted instead, so that images of the open window have room, unless their space is worth so many
+/// times more: their heads then have a quarter of the garbage that the least cost needs.
+pub(super) const DEAR_KEYS: f64 = 16.0;
+
 /// How a round of compaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundEnd {
@@ -41,6 +49,8 @@ pub(super) enum RoundEnd {
         /// Whether anything was moved.
         has_moved: bool,
     },
+    /// A window that it would open takes more chunks than those of other stores leave.
+    OutOfTurn,
     /// The log has no sealed chunk.
     NoChunk,
 }
@@ -50,10 +60,11 @@ pub(super) enum RoundEnd {
 pub(super) enum RoundPace {
     /// All.
     Any,
-    /// All but rounds of value logs for whose windows the compactions under way leave too few free chunks ([`RunningCompactions::is_crowded`]).
+    /// All but those that open a window for which the open ones of other stores leave too few free chunks ([`SpaceLimits::window_chunks`]), those of
+    /// key logs whose space is worth far more, and none beside many compactions that leave few spare chunks.
     ///
-    /// [`RunningCompactions::is_crowded`]: super::running_compactions::RunningCompactions::is_crowded
-    WithWindows,
+    /// [`SpaceLimits::window_chunks`]: super::space_limits::SpaceLimits::window_chunks
+    InTurn,
 }
 
 /// What lives in the sealed chunks of a log.
@@ -77,8 +88,8 @@ struct SealedChunk {
 
 impl LogCore {
     /// Compacts the log whose space is worth least, for so many chunks that a write needs. False if enough are free, or nothing helps
-    /// now. With [`RoundPace::WithWindows`] it is also false while the next round would be one of a value log, and those that run leave no room
-    /// for its window: such a round writes an image for each record, and the chunks that others free soon make a better one possible.
+    /// now. With [`RoundPace::InTurn`] windows of several stores are opened one after another: a window first takes chunks, and with too many of them
+    /// the rounds would find none, and write an image for each record.
     ///
     /// # Errors
     /// No memory; device failures, if nothing else helped. The round may be repeated.
@@ -87,8 +98,14 @@ impl LogCore {
         if is_space_enough(pool.free(), wanted, volume.passes.spare_chunks(pool), pool.limits()) {
             return Ok(false);
         }
-        let (mut candidates, mut postponed) = self.candidates();
-        let mut failure = None;
+        let others = volume.compactions.len();
+        let is_crowded =
+            others >= UNCROWDED && volume.passes.spare_chunks(pool) < CHUNKS_PER_COMPACTION * others;
+        if pace == RoundPace::InTurn && is_crowded {
+            return Ok(false);
+        }
+        let ((mut candidates, mut postponed), mut out_of_turn) = (self.candidates(), Vec::new());
+        let (mut failure, mut pace) = (None, pace);
         loop {
             let running = volume.compactions.list();
             let chosen = choose_compacted_log(
@@ -100,20 +117,27 @@ impl LogCore {
                 &running,
             );
             let Some(chosen) = chosen else {
-                if postponed.is_empty() {
+                if !postponed.is_empty() {
+                    candidates = std::mem::take(&mut postponed);
+                } else if !out_of_turn.is_empty() && running.is_empty() {
+                    // The open windows are in the way, and do not go on.
+                    (candidates, pace) = (std::mem::take(&mut out_of_turn), RoundPace::Any);
+                } else {
                     return failure.map_or(Ok(false), Err);
                 }
-                candidates = std::mem::take(&mut postponed);
                 continue;
             };
-            let CompactionCandidate { store, log, is_head_empty, .. } = candidates.remove(chosen);
-            let spare = volume.passes.spare_chunks(pool).into();
-            let moves_records = log == LogKind::Values && !is_head_empty;
-            if pace == RoundPace::WithWindows && moves_records && volume.compactions.is_crowded(spare) {
-                return failure.map_or(Ok(false), Err);
+            let candidate = candidates.remove(chosen);
+            let is_dear = |other: &CompactionCandidate| candidate.space_worth > DEAR_KEYS * other.space_worth;
+            if candidate.log == LogKind::Keys && out_of_turn.iter().any(is_dear) {
+                continue;
             }
+            let CompactionCandidate { store, log, .. } = candidate;
             let store = volume.stores.iter().find(|other| other.id == store);
-            match self.compact_once(store.expect("candidates are of stores"), log).await {
+            let store = store.expect("candidates are of stores");
+            let room = (pace == RoundPace::InTurn).then(|| self.window_room(store)).flatten();
+            match self.compact_within(store, log, room).await {
+                Ok(RoundEnd::OutOfTurn) => out_of_turn.push(candidate),
                 Ok(RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) => return Ok(true),
                 Ok(RoundEnd::Paused { has_moved: false } | RoundEnd::NoChunk) => {}
                 // The other logs are on other blocks of the device.
@@ -135,11 +159,53 @@ impl LogCore {
         Ok(has_advanced)
     }
 
+    /// Goes on with a window that has taken more chunks than it gave back, though space is enough: its first rounds have moved most of its records,
+    /// the others free a chunk each for little, and the next window finds these. False if there is none, or nothing helps now.
+    ///
+    /// # Errors
+    /// As for [`LogCore::compact_round`].
+    pub(super) async fn finish_window(&self) -> Result<bool, EngineError> {
+        let running = self.volume.compactions.list();
+        let has_debt = |store: &&Store| {
+            let state = store.state.lock();
+            let is_idle = !running.contains(&(store.id, LogKind::Values));
+            let has_debt = state.window.as_ref().is_some_and(|window| window.has_debt(state.values.head()));
+            is_idle && has_debt && !state.is_lost && !state.pinned.is_postponed(LogKind::Values)
+        };
+        let Some(store) = self.volume.stores.iter().find(has_debt) else { return Ok(false) };
+        let end = self.compact_once(store, LogKind::Values).await?;
+        Ok(matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }))
+    }
+
+    /// The chunks that a window of a store may take, beside the open ones of others; `None` if those take none any more.
+    fn window_room(&self, store: &Store) -> Option<u64> {
+        let others = self.volume.stores.iter().filter(|other| other.id != store.id);
+        let takes_more = |other: &Store| {
+            let state = other.state.lock();
+            // A window that the device keeps from going on for a while is in no way.
+            let is_served = !state.is_lost && !state.pinned.is_postponed(LogKind::Values);
+            let window = state.window.as_ref().filter(|_| is_served);
+            window.map_or(0, |window| window.takes_more(state.values.head()))
+        };
+        let taken: u64 = others.map(takes_more).sum();
+        (taken > 0).then(|| self.volume.pool.limits().window_chunks().saturating_sub(taken))
+    }
+
     /// One round of a log, and what makes the chunk free that it gave up. Does nothing if the log is being compacted, or its store is lost.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
     pub(super) async fn compact_once(&self, store: &Store, log: LogKind) -> Result<RoundEnd, EngineError> {
+        self.compact_within(store, log, None).await
+    }
+
+    /// The same; a window that it opens takes at most so many chunks, if that matters.
+    async fn compact_within(
+        &self,
+        store: &Store,
+        log: LogKind,
+        window_room: Option<u64>,
+    ) -> Result<RoundEnd, EngineError> {
         let paused = RoundEnd::Paused { has_moved: false };
         if self.volume.is_read_only() {
             return Err(EngineError::ReadOnly);
@@ -156,8 +222,11 @@ impl LogCore {
         // Boxed because they are long, and rare beside the operations that may run them.
         let end = match log {
             LogKind::Keys => Box::pin(self.compact_keys(store)).await,
-            LogKind::Values => Box::pin(self.compact_values(store)).await,
+            LogKind::Values => Box::pin(self.compact_values(store, window_room)).await,
         };
+        if end == Ok(RoundEnd::OutOfTurn) {
+            return end;
+        }
         self.note_round(store, log, &end).await?;
         let end = match end {
             Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => return Ok(paused),

@@ -1,10 +1,13 @@
 //! Tests of compaction: after any moves of images and records each key has its last value, and the compacted chunks are free.
 
-use super::compaction_rounds::{RoundEnd, RoundPace};
+use super::compaction_policy::CompactionCandidate;
+use super::compaction_rounds::{DEAR_KEYS, RoundEnd, RoundPace};
+use super::compaction_window::CompactionWindow;
 use super::log_place::{ChunkIndex, LogKind};
 use super::segment_entry::{EntryContents, ValuePlace};
 use super::segment_reads::ReadRepeats;
 use super::test_log_volume::{CHUNKS, OpenTestVolume};
+use super::window_space::WindowSpace;
 use crate::conformance::{key_of, value_of};
 use crate::{DeleteOutcome, Durability, EngineError, PutOptions, PutOutcome};
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -124,21 +127,128 @@ fn overwrite_and_compact(volume: &OpenTestVolume, seed: u64) {
     assert_eq!(counters.lost_values.load(Ordering::Relaxed), 0);
 }
 
+/// Opens a window of a store that takes as many chunks as there are.
+fn open_greedy_window(volume: &OpenTestVolume, store: usize) {
+    let state = &mut *volume.stores()[store].state.lock();
+    let (head, segments) = (state.values.head(), state.table.segments());
+    let space = WindowSpace::new(CHUNKS, CHUNKS.into(), 100 * segments, segments);
+    state.window = Some(CompactionWindow::new(head..ChunkIndex(head.0 + CHUNKS), space, segments));
+}
+
+fn value_head(volume: &OpenTestVolume, store: usize) -> ChunkIndex {
+    volume.stores()[store].state.lock().values.head()
+}
+
 #[test]
-fn beside_four_compactions_a_round_waits_for_the_room_of_its_window() {
-    let volume = OpenTestVolume::new(9, Durability::PowerSafe, |settings| settings.window_divisor = 3);
-    filled(&volume, 300, 20);
+fn windows_of_stores_are_opened_one_after_another() {
+    let volume = OpenTestVolume::new(9, Durability::PowerSafe, |settings| settings.window_divisor = 1);
+    let mut model = filled(&volume, 3_000, 1);
+    for number in (0..3_000).step_by(2) {
+        stored(&volume, &key_of(number), number, 50);
+        model.insert(number, (number, 50));
+    }
     let round = |pace| block_on(volume.core.compact_round(u32::MAX, pace), || ());
-    // Of stores that the volume does not have, with windows that take all chunks.
-    let running = &volume.core.volume.compactions;
-    let others: Vec<_> = (10..14).map(|store| running.begin(store, LogKind::Values).unwrap()).collect();
-    assert!(running.take_round(10, LogKind::Values, u64::MAX, u64::MAX));
-    // Key logs are compacted as long as their space is worth least, and then the value logs have garbage left.
-    while round(RoundPace::WithWindows) == Ok(true) {}
-    assert_eq!(round(RoundPace::WithWindows), Ok(false));
+    open_greedy_window(&volume, 1);
+    let turn = volume.core.volume.compactions.begin(1, LogKind::Values).expect("none runs");
+    let head = value_head(&volume, 0);
+    // Key logs are compacted, and then the value log of store 0 has garbage left.
+    while round(RoundPace::InTurn) == Ok(true) {}
+    assert_eq!((round(RoundPace::InTurn), value_head(&volume, 0)), (Ok(false), head));
+    // The rest of their garbage would cost too much.
+    let candidates = volume.core.candidates().0;
+    let waiting = candidates.iter().find(|other| (other.store, other.log) == (0, LogKind::Values));
+    let worth = waiting.expect("it has garbage").space_worth;
+    let dear = |other: &&CompactionCandidate| {
+        other.log == LogKind::Keys && other.garbage_bytes > 0 && other.space_worth > DEAR_KEYS * worth
+    };
+    assert!(candidates.iter().any(|other| dear(&other)), "{candidates:?}");
     assert_eq!(round(RoundPace::Any), Ok(true));
-    drop(others);
-    assert_eq!(round(RoundPace::WithWindows), Ok(true));
+    assert!(value_head(&volume, 0) > head);
+    // An open window goes on.
+    drop(turn);
+    let head = value_head(&volume, 1);
+    while value_head(&volume, 1) == head {
+        assert_eq!(round(RoundPace::InTurn), Ok(true));
+    }
+    check_values(&volume, 3_000, &model);
+}
+
+#[test]
+fn beside_many_compactions_a_round_waits_for_spare_chunks() {
+    let volume = OpenTestVolume::new(13, Durability::PowerSafe, |_| ());
+    filled(&volume, 3_000, 1);
+    let spare = volume.core.volume.passes.spare_chunks(volume.pool());
+    assert!((6..40).contains(&spare), "{spare} spare chunks");
+    let round = || block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ());
+    // Of stores that the volume does not have.
+    let running = &volume.core.volume.compactions;
+    let begun =
+        |stores| -> Vec<_> { (10..10 + stores).map(|store| running.begin(store, LogKind::Keys)).collect() };
+    let many = begun(spare / 2 + 1);
+    assert_eq!(round(), Ok(false));
+    drop(many);
+    let _few = begun(3);
+    assert_eq!(round(), Ok(true));
+}
+
+#[test]
+fn a_chunk_without_live_records_is_freed_out_of_turn() {
+    let volume = OpenTestVolume::new(12, Durability::PowerSafe, |settings| settings.window_divisor = 1);
+    let model = filled(&volume, 1_500, 1);
+    open_greedy_window(&volume, 1);
+    let _turn = volume.core.volume.compactions.begin(1, LogKind::Values).expect("none runs");
+    // What was stored first.
+    for operation in 0..400 {
+        let number = operation * 7 % 1_500;
+        stored(&volume, &key_of(number), operation, model[&number].1);
+    }
+    let head = value_head(&volume, 0);
+    let round = || block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ());
+    while round() == Ok(true) {}
+    assert!(value_head(&volume, 0) > head);
+    check_values(&volume, 1_500, &model);
+}
+
+#[test]
+fn a_window_that_does_not_go_on_keeps_no_other_one_closed() {
+    let volume = OpenTestVolume::new(10, Durability::PowerSafe, |settings| settings.window_divisor = 1);
+    // Store 1 has nothing to compact.
+    let of_store = (0..9_000).map(key_of).filter(|key| {
+        let position = volume.core.volume.position_of(key.as_bytes());
+        volume.stores()[0].range.contains(position)
+    });
+    let keys: Vec<Key> = of_store.take(2_000).collect();
+    for (number, key) in (0..).zip(keys.iter().chain(keys.iter().step_by(8))) {
+        stored(&volume, key, number, 150);
+    }
+    open_greedy_window(&volume, 1);
+    let head = value_head(&volume, 0);
+    let round = || block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ());
+    while value_head(&volume, 0) == head {
+        assert_eq!(round(), Ok(true));
+    }
+}
+
+#[test]
+fn a_window_gives_back_the_chunks_that_it_took_though_space_is_enough() {
+    let volume = OpenTestVolume::new(11, Durability::PowerSafe, |settings| settings.window_divisor = 1);
+    let model = filled(&volume, 1_500, 1);
+    let finish = || block_on(volume.core.finish_window(), || ());
+    assert_eq!(finish(), Ok(false));
+    let store = &volume.stores()[0];
+    assert_eq!(block_on(volume.core.compact_once(store, LogKind::Values), || ()), Ok(RoundEnd::Advanced));
+    let (begun, free) = (value_head(&volume, 0), volume.pool().free());
+    let mut rounds = 0;
+    while finish() == Ok(true) {
+        rounds += 1;
+    }
+    assert_eq!(value_head(&volume, 0).0, begun.0 + rounds);
+    let state = store.state.lock();
+    let window = state.window.as_ref().expect("it was opened");
+    assert!(rounds > 5 && !window.has_debt(state.values.head()), "{rounds} rounds");
+    drop(state);
+    assert!(volume.pool().free() > free, "{} free, {free} before", volume.pool().free());
+    check_values(&volume, 1_500, &model);
 }
 
 #[test]

@@ -14,11 +14,15 @@
 
 use super::hash_prefix::SegmentNumber;
 use super::log_place::ChunkIndex;
+use super::window_space::WindowSpace;
+use std::ops::Range;
 
 /// A window, and which segments were visited in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct CompactionWindow {
+    first: ChunkIndex,
     end: ChunkIndex,
+    space: WindowSpace,
     /// A bit per segment.
     visited: Vec<u64>,
     segments: u64,
@@ -28,10 +32,26 @@ pub(super) struct CompactionWindow {
 }
 
 impl CompactionWindow {
-    /// A window of the chunks below `end`, of a store with so many segments, none of them visited.
-    pub(super) fn new(end: ChunkIndex, segments: u64) -> CompactionWindow {
+    /// A window of these chunks, of a store with so many segments, none of them visited.
+    pub(super) fn new(chunks: Range<ChunkIndex>, space: WindowSpace, segments: u64) -> CompactionWindow {
         let visited = vec![0; segments.div_ceil(64) as usize];
-        CompactionWindow { end, visited, segments, is_begun: false, reach: end }
+        let Range { start: first, end } = chunks;
+        CompactionWindow { first, end, space, visited, segments, is_begun: false, reach: end }
+    }
+
+    /// Its chunks in front of the head of the log.
+    fn compacted(&self, head: ChunkIndex) -> u32 {
+        head.min(self.end).0.saturating_sub(self.first.0)
+    }
+
+    /// The most chunks that compacting it will take from now on, before it gives them back.
+    pub(super) fn takes_more(&self, head: ChunkIndex) -> u64 {
+        self.space.takes_more(self.compacted(head))
+    }
+
+    /// Whether compacting it has taken more chunks than it gave back, and can give some.
+    pub(super) fn has_debt(&self, head: ChunkIndex) -> bool {
+        head < self.end && self.space.has_debt(self.compacted(head))
     }
 
     /// The first chunk behind the window.
@@ -122,7 +142,8 @@ mod tests {
         fn a_half_is_as_visited_as_the_segment_that_it_was_part_of(steps in vec((any::<u64>(), 0..4u32), 0..300)) {
             let samples: Vec<HashPrefix> = (0..256u64).map(|first| HashPrefix(first << 56)).collect();
             let mut level = HashLevel::FIRST;
-            let mut window = CompactionWindow::new(ChunkIndex(7), level.segments());
+            let space = WindowSpace::new(7, 7.0, 7, level.segments());
+            let mut window = CompactionWindow::new(ChunkIndex(0)..ChunkIndex(7), space, level.segments());
             let mut visited = vec![false; samples.len()];
             for (prefix, step) in steps {
                 let segment = level.segment_of(HashPrefix(prefix)).0;

@@ -96,6 +96,7 @@ mod value_writes;
 mod verify;
 pub mod volume;
 mod volume_statistics;
+mod window_space;
 mod writes;
 
 #[cfg(test)]

@@ -6,10 +6,6 @@
 use super::log_place::LogKind;
 use crate::sync::Mutex;
 
-/// So many compactions run whether their windows have room or not: with fewer, puts on a small pool that is almost full wait too long for space
-/// (decision 0028 has measurements).
-const UNCROWDED: usize = 4;
-
 /// The compactions that run, on all cores.
 pub(super) struct RunningCompactions(Mutex<Vec<ActiveCompaction>>);
 
@@ -55,21 +51,15 @@ impl RunningCompactions {
         self.0.lock().iter().map(|running| running.log).collect()
     }
 
+    /// The number of logs that are compacted.
+    pub(super) fn len(&self) -> u32 {
+        // One for each log of a volume at most.
+        self.0.lock().len() as u32
+    }
+
     /// The logs of a kind that are compacted.
     pub(super) fn count(&self, log: LogKind) -> u32 {
         self.0.lock().iter().map(|running| u32::from(running.log.1 == log)).sum()
-    }
-
-    /// Whether enough compactions run, and a further round like theirs would not have its chunks among `spare`: it would move the records of its
-    /// head chunk alone.
-    pub(super) fn is_crowded(&self, spare: u64) -> bool {
-        let running = self.0.lock();
-        if running.len() < UNCROWDED {
-            return false;
-        }
-        let taken: u64 = running.iter().map(|other| other.round_chunks).sum();
-        let longest = running.iter().map(|other| other.round_chunks).max().unwrap_or(0);
-        longest > 0 && taken.saturating_add(longest) > spare
     }
 
     /// Notes how many chunks the round of a log takes, if those and what the rounds of the other logs may take are at most `spare`. Whether
@@ -115,21 +105,5 @@ mod tests {
         assert!(!running.take_round(0, LogKind::Values, 1, 10));
         drop(first);
         assert!(running.take_round(1, LogKind::Values, 10, 10));
-    }
-
-    #[test]
-    fn four_compactions_run_in_any_case_and_more_if_their_windows_have_room() {
-        let running = RunningCompactions::default();
-        let three: Vec<_> = (0..3).map(|store| running.begin(store, LogKind::Values).unwrap()).collect();
-        assert!(
-            running.take_round(0, LogKind::Values, 6, 10) && running.take_round(1, LogKind::Values, 3, 10)
-        );
-        assert!(!running.is_crowded(0));
-        let _fourth = running.begin(3, LogKind::Keys).unwrap();
-        assert!(running.is_crowded(14) && !running.is_crowded(15));
-        // Rounds without a window take no chunks of others.
-        drop(three);
-        let _four: Vec<_> = (4..8).map(|store| running.begin(store, LogKind::Values).unwrap()).collect();
-        assert!(!running.is_crowded(0));
     }
 }

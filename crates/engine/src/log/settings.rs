@@ -10,6 +10,8 @@ use octokv_base::Nanos;
 
 /// Compactions of different logs that a core runs at the same time, unless it is set otherwise: decision 0028 has measurements.
 pub const COMPACTIONS_PER_CORE: usize = 8;
+/// Segments that one compaction handles at the same time, unless it is set otherwise: as few windows are open at a time, each has to use the device.
+pub const SUB_COMPACTIONS: usize = 16;
 /// The mean bytes of entries of a segment with the shortest unit and with the longest.
 const SEGMENT_TARGETS: [(u32, u32); 2] = [(512, 800), (4096, 2_800)];
 /// A checkpoint is due after so many times its bytes of key log.
@@ -62,7 +64,7 @@ impl LogSettings {
             split_lag_percent: 25,
             rewrites_tail: true,
             window_divisor: 8,
-            sub_compactions: 8,
+            sub_compactions: SUB_COMPACTIONS,
             compactions: COMPACTIONS_PER_CORE,
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),

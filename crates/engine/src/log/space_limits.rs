@@ -144,6 +144,12 @@ impl SpaceLimits {
         self.key + MOVED_IMAGE_CHUNKS + record_chunks
     }
 
+    /// The chunks that the open windows of value compaction together may take, if there are several: a quarter of those between the start of
+    /// compaction and puts that wait. More are for the images of their visits, and for puts meanwhile (decision 0028 has measurements).
+    pub fn window_chunks(&self) -> u64 {
+        u64::from(self.start - self.pass) / 4
+    }
+
     /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
     pub fn chunks_taken_max(&self, writes: u32, units: u64, chunk_units: u32) -> u64 {
         let hops = u64::from(writes.min(self.stores)) * LOGS_PER_STORE;

@@ -76,7 +76,7 @@ impl LogCore {
     /// As for [`LogCore::compact_round`].
     async fn compact_for_waiters(&self) -> Result<bool, EngineError> {
         let wanted = self.volume.passes.wanted_chunks(&self.volume.pool);
-        self.compact_round(wanted, RoundPace::WithWindows).await
+        self.compact_round(wanted, RoundPace::InTurn).await
     }
 
     /// Compacts whenever the free chunks that work in progress cannot take are fewer than [`SpaceLimits::start`], or a waiting write needs more
@@ -104,7 +104,10 @@ impl LogCore {
                 None => {}
             }
             let compacted_before = volume.compacted_bytes();
-            let compacted = self.compact_for_waiters().await;
+            let compacted = match self.compact_for_waiters().await {
+                Ok(false) => self.finish_window().await,
+                compacted => compacted,
+            };
             failures = if compacted.is_ok() { 0 } else { failures + 1 };
             // A device that fails for a short time holds writes up, and fails none.
             let failure = compacted.as_ref().err().filter(|_| failures > FAILURES_OF_WRITES).copied();

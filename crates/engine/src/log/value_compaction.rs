@@ -18,7 +18,7 @@
 use super::chunk_directory::{
     ChunkDirectory, DIRECTORY_TRAILER_BYTES, DirectoryError, DirectoryPlace, UncheckedDirectory,
 };
-use super::chunk_pool::ChunkPool;
+use super::chunk_pool::{ChunkPool, LiveContents};
 use super::compaction_rounds::RoundEnd;
 use super::compaction_window::CompactionWindow;
 use super::core::LogCore;
@@ -33,11 +33,13 @@ use super::segment_image::OldValue;
 use super::segment_visit::{VisitEnd, VisitTarget};
 use super::store::{Store, StoreState, granules_of};
 use super::value_record::ValueRecordPlace;
+use super::window_space::WindowSpace;
 use crate::EngineError;
 use crate::common::work_slice::WorkSlice;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// The end of a chunk that is read first: most directories are as long, or shorter.
 const DIRECTORY_READ_BYTES: u32 = 16 << 10;
@@ -99,12 +101,17 @@ impl StoreState {
 }
 
 impl LogCore {
-    /// Moves what is live in the head chunk of a value log, and advances the head.
+    /// Moves what is live in the head chunk of a value log, and advances the head. A window that it opens takes at most so many chunks, if that
+    /// matters.
     ///
     /// # Errors
     /// Device failures, no memory. The head is where it was, and a further round goes on.
-    pub(super) async fn compact_values(&self, store: &Store) -> Result<RoundEnd, EngineError> {
-        let head = match self.open_window(store) {
+    pub(super) async fn compact_values(
+        &self,
+        store: &Store,
+        window_room: Option<u64>,
+    ) -> Result<RoundEnd, EngineError> {
+        let head = match self.open_window(store, window_room) {
             Ok(head) => head,
             Err(end) => return Ok(end),
         };
@@ -129,8 +136,8 @@ impl LogCore {
     /// The head chunk, in a window: a new one if there is none, or its end is reached.
     ///
     /// # Errors
-    /// How the round ends: without a chunk, or because writes of records in it are under way.
-    fn open_window(&self, store: &Store) -> Result<HeadChunk, RoundEnd> {
+    /// How the round ends: without a chunk, because writes of records in it are under way, or because a new window would take too many chunks.
+    fn open_window(&self, store: &Store, window_room: Option<u64>) -> Result<HeadChunk, RoundEnd> {
         let mut guard = store.state.lock();
         let state = &mut *guard;
         let (index, chunk) = state.values.sealed().next().ok_or(RoundEnd::NoChunk)?;
@@ -144,7 +151,15 @@ impl LogCore {
             if end <= index {
                 return Err(RoundEnd::Paused { has_moved: false });
             }
-            state.window = Some(CompactionWindow::new(end, state.table.segments()));
+            let mut window = self.window_of(state, index..end);
+            if window_room.is_some_and(|room| window.takes_more(index) > room) {
+                if !self.is_chunk_empty(chunk) {
+                    return Err(RoundEnd::OutOfTurn);
+                }
+                // A chunk in which nothing lives is freed without a window.
+                window = self.window_of(state, index..ChunkIndex(index.0 + 1));
+            }
+            state.window = Some(window);
         }
         let needed = self.chunks_of_round(state, chunk);
         if let Some(window) = &mut state.window {
@@ -154,6 +169,21 @@ impl LogCore {
             window.set_reach(if has_space { window.end() } else { ChunkIndex(index.0 + 1) });
         }
         Ok(HeadChunk { index, chunk })
+    }
+
+    /// A window of these chunks.
+    fn window_of(&self, state: &StoreState, chunks: Range<ChunkIndex>) -> CompactionWindow {
+        let (granules, segments) = (self.volume.layout().chunk_granules(), state.table.segments());
+        let count = chunks.end.0 - chunks.start.0;
+        // Without a count all of it may be live, in the shortest records.
+        let uncounted = LiveContents { records: granules, amount: granules };
+        let in_window = state.values.sealed().take(count as usize);
+        let live = in_window.map(|(_, chunk)| self.volume.pool.live_of(chunk).unwrap_or(uncounted));
+        let (records, amount) = live.fold((0, 0), |(records, amount), live| {
+            (records + u64::from(live.records), amount + u64::from(live.amount))
+        });
+        let live_chunks = amount as f64 / f64::from(granules);
+        CompactionWindow::new(chunks, WindowSpace::new(count, live_chunks, records, segments), segments)
     }
 
     /// The chunks that a round may take before it frees the head chunk, if its visits reach to the end of the window: each record of the chunk

@@ -14,7 +14,7 @@ use crate::simulation::log_store::parameters::{
 };
 use octokv_base::Nanos;
 use octokv_engine::Durability;
-use octokv_engine::log::settings::COMPACTIONS_PER_CORE;
+use octokv_engine::log::settings::{self, COMPACTIONS_PER_CORE};
 
 const SEED: u64 = 1;
 /// The largest number of requests in flight.
@@ -25,7 +25,8 @@ const GARBAGE_BYTES_MAX: u64 = 1 << 30;
 const OWN: LogStoreSettings =
     LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 };
 /// Those that a node has.
-const OF_NODE: LogStoreSettings = LogStoreSettings { compactions: COMPACTIONS_PER_CORE, ..OWN };
+const OF_NODE: LogStoreSettings =
+    LogStoreSettings { compactions: COMPACTIONS_PER_CORE, sub_compactions: settings::SUB_COMPACTIONS, ..OWN };
 /// The same with puts that survive a power loss.
 pub const DURABLE: LogStoreSettings = LogStoreSettings { durability: Durability::PowerSafe, ..OWN };
 
