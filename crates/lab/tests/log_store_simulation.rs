@@ -117,9 +117,10 @@ fn more_at_once_compacts_faster() {
     let eight = puts(OWN);
     let four_times = puts(LogStoreSettings { compactions: 4, ..OWN });
     println!("puts, chunks freed a second: {one:.0?}, {eight:.0?}, {four_times:.0?}");
-    // Puts beside it are not faster in each load: they take what is freed before rounds move whole windows.
-    assert!(eight.1 > 2.0 * one.1, "{one:?}, {eight:?}");
-    assert!(four_times.0 > eight.0, "{eight:?}, {four_times:?}");
+    assert!(eight.1 > 2.0 * one.1 && eight.0 > 2.0 * one.0, "{one:?}, {eight:?}");
+    // Of two thirds, puts are not faster beside four compactions: one keeps pace with them, and what the others do takes time of the dies.
+    assert!(four_times.1 > eight.1, "{eight:?}, {four_times:?}");
+    assert!(four_times.0 > 0.85 * eight.0, "{eight:?}, {four_times:?}");
 }
 
 #[test]

@@ -35,9 +35,11 @@ const MARKER_ATTEMPTS_MAX: u32 = 64;
 const UNCROWDED: u32 = 4;
 /// ... and more if for each that runs so many chunks are spare: with fewer they take them from one another, and free them for more moves.
 const CHUNKS_PER_COMPACTION: u32 = 2;
-/// While windows wait for their turn, key logs are compacted instead, so that images of the open window have room, unless their space is worth so many
-/// times more: their heads then have a quarter of the garbage that the least cost needs.
-pub(super) const DEAR_KEYS: f64 = 16.0;
+/// While windows wait for their turn, key logs are compacted instead, unless their space is worth so many times more: their heads then have half of
+/// the garbage that the least cost needs; ...
+pub(super) const DEAR_KEYS: f64 = 4.0;
+/// ... or a quarter, if the round of the open window would find no room for its images otherwise.
+const DEAREST_KEYS: f64 = 16.0;
 
 /// How a round of compaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +130,9 @@ impl LogCore {
                 continue;
             };
             let candidate = candidates.remove(chosen);
-            let is_dear = |other: &CompactionCandidate| candidate.space_worth > DEAR_KEYS * other.space_worth;
+            let is_room_short = volume.compactions.is_crowded(volume.passes.spare_chunks(pool).into());
+            let worth_max = if is_room_short { DEAREST_KEYS } else { DEAR_KEYS };
+            let is_dear = |other: &CompactionCandidate| candidate.space_worth > worth_max * other.space_worth;
             if candidate.log == LogKind::Keys && out_of_turn.iter().any(is_dear) {
                 continue;
             }

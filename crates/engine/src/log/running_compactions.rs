@@ -62,6 +62,15 @@ impl RunningCompactions {
         self.0.lock().iter().map(|running| u32::from(running.log.1 == log)).sum()
     }
 
+    /// Whether a further round of a value log like those that run would not have its chunks among `spare`: it would move the records of its head
+    /// chunk alone.
+    pub(super) fn is_crowded(&self, spare: u64) -> bool {
+        let running = self.0.lock();
+        let taken: u64 = running.iter().map(|other| other.round_chunks).sum();
+        let longest = running.iter().map(|other| other.round_chunks).max().unwrap_or(0);
+        longest > 0 && taken.saturating_add(longest) > spare
+    }
+
     /// Notes how many chunks the round of a log takes, if those and what the rounds of the other logs may take are at most `spare`. Whether
     /// they are.
     pub(super) fn take_round(&self, store: u32, log: LogKind, chunks: u64, spare: u64) -> bool {
@@ -94,7 +103,10 @@ mod tests {
         let _keys = running.begin(1, LogKind::Keys).unwrap();
         assert!(running.begin(0, LogKind::Values).is_none());
         assert_eq!((running.count(LogKind::Values), running.count(LogKind::Keys)), (2, 1));
+        // Rounds without a window take no chunks of others.
+        assert!(!running.is_crowded(0));
         assert!(running.take_round(0, LogKind::Values, 6, 10));
+        assert!(running.is_crowded(11) && !running.is_crowded(12));
         assert!(!running.take_round(1, LogKind::Values, 5, 10));
         assert!(running.take_round(1, LogKind::Values, 4, 10));
         // A further round of a log replaces its former one.
