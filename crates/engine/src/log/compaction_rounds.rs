@@ -31,14 +31,14 @@ const MARKERS_PER_ROUND: u64 = 2;
 /// How often a marker is tried while other batches of its store begin: one of them says the same.
 const MARKER_ATTEMPTS_MAX: u32 = 64;
 
-/// So many compactions run in any case, ...
+/// The number of compactions that run at once however few chunks are spare.
 const UNCROWDED: u32 = 4;
-/// ... and more if for each that runs so many chunks are spare: with fewer they take them from one another, and free them for more moves.
+/// The spare chunks that each running compaction needs before one more begins, from [`UNCROWDED`] on. With fewer they contend for the last free chunks.
 const CHUNKS_PER_COMPACTION: u32 = 2;
-/// While windows wait for their turn, key logs are compacted instead, unless their space is worth so many times more: their heads then have half of
-/// the garbage that the least cost needs; ...
+/// The greatest worth of a key log that is compacted while a value log waits for its turn, in multiples of that of the value log. The garbage of a head
+/// falls with the square root of its worth: here to half of what the least cost needs.
 pub(super) const DEAR_KEYS: f64 = 4.0;
-/// ... or a quarter, if the round of the open window would find no room for its images otherwise.
+/// [`DEAR_KEYS`] while the next round of an open window would find no room for its images.
 const DEAREST_KEYS: f64 = 16.0;
 
 /// How a round of compaction ended.
@@ -51,7 +51,7 @@ pub(super) enum RoundEnd {
         /// Whether anything was moved.
         has_moved: bool,
     },
-    /// A window that it would open takes more chunks than those of other stores leave.
+    /// No window was opened: it would take more free chunks than the open windows of other stores leave.
     OutOfTurn,
     /// The log has no sealed chunk.
     NoChunk,
@@ -163,8 +163,8 @@ impl LogCore {
         Ok(has_advanced)
     }
 
-    /// Goes on with a window that has taken more chunks than it gave back, though space is enough: its first rounds have moved most of its records,
-    /// the others free a chunk each for little, and the next window finds these. False if there is none, or nothing helps now.
+    /// One round of value compaction in a window that has taken more free chunks than it gave back, though space is enough. The first rounds of a window
+    /// move most of its records, so the later ones free a chunk each for few moves. False if no window is such, or the round moved nothing.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
@@ -181,12 +181,13 @@ impl LogCore {
         Ok(matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }))
     }
 
-    /// The chunks that a window of a store may take, beside the open ones of others; `None` if those take none any more.
+    /// The free chunks that a new window of a store may take, [`SpaceLimits::window_chunks`](super::space_limits::SpaceLimits::window_chunks) less
+    /// those that the open windows of other stores still take. `None` is no limit: those take none.
     fn window_room(&self, store: &Store) -> Option<u64> {
         let others = self.volume.stores.iter().filter(|other| other.id != store.id);
         let takes_more = |other: &Store| {
             let state = other.state.lock();
-            // A window that the device keeps from going on for a while is in no way.
+            // A window whose rounds the device fails for the moment takes none.
             let is_served = !state.is_lost && !state.pinned.is_postponed(LogKind::Values);
             let window = state.window.as_ref().filter(|_| is_served);
             window.map_or(0, |window| window.takes_more(state.values.head()))
@@ -203,7 +204,7 @@ impl LogCore {
         self.compact_within(store, log, None).await
     }
 
-    /// The same; a window that it opens takes at most so many chunks, if that matters.
+    /// [`LogCore::compact_once`] with a limit of the free chunks that a new window of a value log may take; `None` is no limit.
     async fn compact_within(
         &self,
         store: &Store,

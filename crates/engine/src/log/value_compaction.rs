@@ -101,8 +101,8 @@ impl StoreState {
 }
 
 impl LogCore {
-    /// Moves what is live in the head chunk of a value log, and advances the head. A window that it opens takes at most so many chunks, if that
-    /// matters.
+    /// One round of value compaction: moves the live records of the head chunk, and advances the head. `window_room` limits the free chunks that a new
+    /// window may take, by [`CompactionWindow::takes_more`]; `None` is no limit.
     ///
     /// # Errors
     /// Device failures, no memory. The head is where it was, and a further round goes on.
