@@ -173,17 +173,22 @@ impl LogCore {
 
     /// A window of these chunks.
     fn window_of(&self, state: &StoreState, chunks: Range<ChunkIndex>) -> CompactionWindow {
-        let (granules, segments) = (self.volume.layout().chunk_granules(), state.table.segments());
-        let count = chunks.end.0 - chunks.start.0;
+        let (records, granules) = self.live_until(state, chunks.end);
+        let live_chunks = granules as f64 / f64::from(self.volume.layout().chunk_granules());
+        let (count, segments) = (chunks.end.0 - chunks.start.0, state.table.segments());
+        CompactionWindow::new(chunks, WindowSpace::new(count, live_chunks, records, segments), segments)
+    }
+
+    /// The live records and granules of the chunks of a value log from its head to `end`.
+    fn live_until(&self, state: &StoreState, end: ChunkIndex) -> (u64, u64) {
+        let granules = self.volume.layout().chunk_granules();
         // Without a count all of it may be live, in the shortest records.
         let uncounted = LiveContents { records: granules, amount: granules };
-        let in_window = state.values.sealed().take(count as usize);
-        let live = in_window.map(|(_, chunk)| self.volume.pool.live_of(chunk).unwrap_or(uncounted));
-        let (records, amount) = live.fold((0, 0), |(records, amount), live| {
+        let chunks = state.values.sealed().take_while(|&(index, _)| index < end);
+        let live = chunks.map(|(_, chunk)| self.volume.pool.live_of(chunk).unwrap_or(uncounted));
+        live.fold((0, 0), |(records, amount), live| {
             (records + u64::from(live.records), amount + u64::from(live.amount))
-        });
-        let live_chunks = amount as f64 / f64::from(granules);
-        CompactionWindow::new(chunks, WindowSpace::new(count, live_chunks, records, segments), segments)
+        })
     }
 
     /// The chunks that a round may take before it frees the head chunk, if its visits reach to the end of the window: each record of the chunk
@@ -193,11 +198,7 @@ impl LogCore {
         let Some(window) = &state.window else { return 0 };
         let segments = state.table.segments().max(1);
         let visits = pool.live_of(chunk).map_or(segments, |live| u64::from(live.records).min(segments));
-        let in_window = state.values.sealed().take_while(|&(index, _)| index < window.end());
-        // Without a count all of it may be live.
-        let live = in_window
-            .map(|(_, chunk)| pool.live_of(chunk).map_or(layout.chunk_granules(), |live| live.amount));
-        let live_bytes = live.map(u64::from).sum::<u64>() << layout.granule_log2;
+        let live_bytes = self.live_until(state, window.end()).1 << layout.granule_log2;
         let moved_bytes = live_bytes / segments * visits;
         let entry_bytes = (state.totals.entry_bytes / segments) as usize;
         let image_units = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
