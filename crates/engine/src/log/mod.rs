@@ -15,7 +15,7 @@
 //! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
-//! - `key_compaction`, `value_compaction`, `segment_visit`: what is live at the head of a log moves to its tail. `stale_entries`: what is not moved.
+//! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`: what is live at the head of a log moves to its tail. `stale_entries`: what is not moved.
 //!   `compaction_rounds`, `running_compactions`: one log after another. `compaction_window`: the segments that a window's compaction has visited.
 //! - [`hash_prefix`]: from a ring position to a store and a segment of it; linear hashing.
 //! - [`known_chunks`]: the chunks of a log that a recovery knows; [`log_window`]: its reads of them, in pieces.
@@ -89,6 +89,7 @@ pub mod tail_check;
 mod tail_pieces;
 mod tail_tickets;
 pub mod value_check;
+mod value_chunk_ids;
 mod value_compaction;
 pub mod value_record;
 pub mod value_tail;

@@ -15,24 +15,18 @@
 //! are never dropped: others may wait for the writes that they lead.
 //! Tested in `compaction_tests.rs`.
 
-use super::chunk_directory::{
-    ChunkDirectory, DIRECTORY_TRAILER_BYTES, DirectoryError, DirectoryPlace, UncheckedDirectory,
-};
 use super::chunk_pool::{ChunkPool, LiveContents};
 use super::compaction_rounds::RoundEnd;
 use super::compaction_window::CompactionWindow;
 use super::core::LogCore;
 use super::hash_prefix::{HashPrefix, SegmentNumber};
-use super::key_compaction::CHUNK_READ_BYTES;
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::pinned_chunks::is_passing_error;
-use super::record_walk::{RecordWalk, WalkStep};
 use super::segment_buckets::image_units;
 use super::segment_image::OldValue;
 use super::segment_visit::{VisitEnd, VisitTarget};
 use super::store::{Store, StoreState, granules_of};
-use super::value_record::ValueRecordPlace;
 use super::window_space::WindowSpace;
 use crate::EngineError;
 use crate::common::work_slice::WorkSlice;
@@ -40,9 +34,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
 use std::ops::Range;
-
-/// The end of a chunk that is read first: most directories are as long, or shorter.
-const DIRECTORY_READ_BYTES: u32 = 16 << 10;
 
 /// A visit takes the core about as long as so many bytes that are copied.
 const VISIT_BYTES: u64 = 16 << 10;
@@ -70,9 +61,9 @@ enum SegmentsToVisit {
 
 /// The head chunk of a value log, in its window.
 #[derive(Clone, Copy)]
-struct HeadChunk {
-    index: ChunkIndex,
-    chunk: ChunkNumber,
+pub(super) struct HeadChunk {
+    pub index: ChunkIndex,
+    pub chunk: ChunkNumber,
 }
 
 impl StoreState {
@@ -309,92 +300,6 @@ impl LogCore {
             None if is_paused || has_left => Ok(VisitsEnd::Paused { has_moved }),
             None => Ok(VisitsEnd::All),
         }
-    }
-
-    fn directory_place(&self, store: &Store, index: ChunkIndex) -> DirectoryPlace {
-        let layout = self.volume.layout();
-        DirectoryPlace {
-            volume_id: self.volume.fixed().volume_id,
-            partition: store.id,
-            index,
-            chunk_bytes: layout.chunk_bytes(),
-            granule_log2: layout.granule_log2,
-        }
-    }
-
-    /// The ids of all records of a chunk, ascending, each once; `None` if only visits of all segments find them.
-    async fn ids_of_chunk(
-        &self,
-        store: &Store,
-        head: HeadChunk,
-    ) -> Result<Option<VecDeque<u32>>, EngineError> {
-        let ids = match self.read_directory(store, head).await? {
-            Some(directory) => Some(directory.ids),
-            None => self.walk_chunk(store, head).await?,
-        };
-        Ok(ids.map(|mut ids| {
-            ids.sort_unstable();
-            ids.dedup();
-            ids.into()
-        }))
-    }
-
-    /// The directory of a chunk; `None` if it has none.
-    async fn read_directory(
-        &self,
-        store: &Store,
-        head: HeadChunk,
-    ) -> Result<Option<ChunkDirectory>, EngineError> {
-        let layout = self.volume.layout();
-        let mut need_bytes = DIRECTORY_READ_BYTES.max(DIRECTORY_TRAILER_BYTES as u32);
-        loop {
-            let units = need_bytes.div_ceil(layout.unit_bytes).min(layout.chunk_units);
-            let first = layout.unit_of(head.chunk, layout.chunk_units - units);
-            let bytes = match self.read_units(first, units, store.id).await {
-                Ok(bytes) => bytes,
-                // Visits of all segments find its records.
-                Err(EngineError::Device { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            };
-            let place = self.directory_place(store, head.index);
-            match (UncheckedDirectory { bytes: &bytes, place }).check() {
-                Ok(directory) => return Ok(Some(directory)),
-                // At most the chunk: a longer one would be malformed.
-                Err(DirectoryError::Longer { need_bytes: longer }) if units < layout.chunk_units => {
-                    need_bytes = longer as u32;
-                }
-                Err(_) => return Ok(None),
-            }
-        }
-    }
-
-    /// The ids of the records of a chunk, by their headers; `None` if some may be hidden: in a gap that is not zero.
-    async fn walk_chunk(&self, store: &Store, head: HeadChunk) -> Result<Option<Vec<u32>>, EngineError> {
-        let layout = self.volume.layout();
-        let mut bytes = Vec::with_capacity(layout.chunk_bytes() as usize);
-        let mut unit = 0;
-        while unit < layout.chunk_units {
-            let units = (layout.chunk_units - unit).min(CHUNK_READ_BYTES / layout.unit_bytes);
-            match self.read_units(layout.unit_of(head.chunk, unit), units, store.id).await {
-                Ok(read) => bytes.extend_from_slice(&read),
-                Err(EngineError::Device { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            }
-            unit += units;
-        }
-        let first = ValueRecordPlace {
-            volume_id: self.volume.fixed().volume_id,
-            partition: store.id,
-            index: head.index,
-            granule: 0,
-        };
-        let steps = RecordWalk::new(&bytes, first, layout.granule_log2);
-        let ids = steps.filter_map(|step| match step {
-            WalkStep::Record { head, .. } => Some(Some(self.prefix_in(store, head.key).id())),
-            WalkStep::Gap { is_zero: true, .. } => None,
-            WalkStep::Gap { is_zero: false, .. } => Some(None),
-        });
-        Ok(ids.collect())
     }
 }
 
