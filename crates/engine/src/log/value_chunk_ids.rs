@@ -7,9 +7,7 @@
 //! In: a sealed chunk of a value log. Out: the ids of its records, live or not, or that only visits of all segments find them.
 //! Tested in `compaction_tests.rs`.
 
-use super::chunk_directory::{
-    ChunkDirectory, DIRECTORY_TRAILER_BYTES, DirectoryError, DirectoryPlace, UncheckedDirectory,
-};
+use super::chunk_directory::{ChunkDirectory, DirectoryError, DirectoryPlace, UncheckedDirectory};
 use super::core::LogCore;
 use super::key_compaction::CHUNK_READ_BYTES;
 use super::log_place::ChunkIndex;
@@ -20,8 +18,10 @@ use super::value_record::ValueRecordPlace;
 use crate::EngineError;
 use std::collections::VecDeque;
 
-/// The end of a chunk that is read first: most directories are as long, or shorter.
-const DIRECTORY_READ_BYTES: u32 = 16 << 10;
+/// The part of a chunk that is read first, in one read: the directory of records of 256 B, which has 4 B for each, is shorter.
+const DIRECTORY_READ_DIVISOR: u32 = 64;
+/// The least and the most bytes of that read.
+const DIRECTORY_READ_BYTES: (u32, u32) = (4 << 10, 128 << 10);
 
 impl LogCore {
     fn directory_place(&self, store: &Store, index: ChunkIndex) -> DirectoryPlace {
@@ -59,7 +59,8 @@ impl LogCore {
         head: HeadChunk,
     ) -> Result<Option<ChunkDirectory>, EngineError> {
         let layout = self.volume.layout();
-        let mut need_bytes = DIRECTORY_READ_BYTES.max(DIRECTORY_TRAILER_BYTES as u32);
+        let (least, most) = DIRECTORY_READ_BYTES;
+        let mut need_bytes = (layout.chunk_bytes() / DIRECTORY_READ_DIVISOR).clamp(least, most);
         loop {
             let units = need_bytes.div_ceil(layout.unit_bytes).min(layout.chunk_units);
             let first = layout.unit_of(head.chunk, layout.chunk_units - units);
