@@ -34,6 +34,11 @@ pub const READ_BYTES: f64 = 4_096.0;
 const IMAGES_OF_COMPACTION_MAX: f64 = 8.0;
 /// The least garbage of a key log's head chunk that images are taken to be written into.
 const KEY_GARBAGE_MIN: f64 = 0.1;
+/// The greatest worth of a key log that is compacted while a value log waits for its turn, in multiples of that of the value log. The garbage of a head
+/// falls with the square root of its worth: here to half of what the least cost needs.
+const DEAR_KEYS: f64 = 4.0;
+/// [`DEAR_KEYS`] while the next round of an open window would find no room for its images.
+const DEAREST_KEYS: f64 = 16.0;
 
 /// A log that has a sealed head chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -137,6 +142,13 @@ impl StoreContents {
             head_live: self.values[1] / self.chunk_bytes,
         }
     }
+}
+
+/// The greatest worth of the space of a key log that is compacted while value logs wait for their turn to open a window; infinite if none waits.
+/// `is_room_short` says that the next round of an open window would find no room for its images.
+pub fn key_worth_max(waiting: &[CompactionCandidate], is_room_short: bool) -> f64 {
+    let multiple = if is_room_short { DEAREST_KEYS } else { DEAR_KEYS };
+    waiting.iter().map(|candidate| multiple * candidate.space_worth).fold(f64::INFINITY, f64::min)
 }
 
 /// Whether no compaction is needed: at least `wanted` chunks are free, and at least F_start of them cannot be taken by writes and compactions
@@ -357,6 +369,16 @@ mod tests {
                 "case {number}"
             );
         }
+    }
+
+    #[test]
+    fn key_logs_are_compacted_up_to_a_multiple_of_the_worth_that_waits() {
+        let worth = |space_worth| CompactionCandidate { space_worth, ..values(0, 50, 1.0, 500) };
+        assert_eq!(key_worth_max(&[], false), f64::INFINITY);
+        assert_eq!(key_worth_max(&[worth(3.0), worth(2.0), worth(5.0)], false), 8.0);
+        // The round of an open window would write an image for each record: more garbage of key logs is worth it.
+        assert_eq!(key_worth_max(&[worth(3.0), worth(2.0)], true), 32.0);
+        assert_eq!(key_worth_max(&[worth(0.0)], true), 0.0);
     }
 
     #[test]

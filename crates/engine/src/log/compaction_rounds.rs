@@ -12,13 +12,12 @@
 use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
 use super::chunk_pool::LiveContents;
 use super::compaction_policy::{
-    CompactionCandidate, StoreContents, choose_compacted_log, expected_images, is_space_enough,
+    CompactionCandidate, StoreContents, choose_compacted_log, expected_images, is_space_enough, key_worth_max,
 };
 use super::core::LogCore;
 use super::log_place::{ChunkNumber, LogKind};
 use super::pinned_chunks::is_passing_error;
 use super::space_limits::CHUNK_END_DIVISOR;
-use super::space_pass::CompactionSpace;
 use super::store::{Store, StoreState};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
@@ -35,12 +34,6 @@ const MARKER_ATTEMPTS_MAX: u32 = 64;
 const UNCROWDED: u32 = 4;
 /// The spare chunks that each running compaction needs before one more begins, from [`UNCROWDED`] on. With fewer they contend for the last free chunks.
 const CHUNKS_PER_COMPACTION: u32 = 2;
-/// The greatest worth of a key log that is compacted while a value log waits for its turn, in multiples of that of the value log. The garbage of a head
-/// falls with the square root of its worth: here to half of what the least cost needs.
-pub(super) const DEAR_KEYS: f64 = 4.0;
-/// [`DEAR_KEYS`] while the next round of an open window would find no room for its images.
-const DEAREST_KEYS: f64 = 16.0;
-
 /// How a round of compaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundEnd {
@@ -60,7 +53,7 @@ pub(super) enum RoundEnd {
 /// Which rounds begin while other compactions run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundPace {
-    /// All.
+    /// All, one at a time.
     Any,
     /// All but those that open a window for which the open ones of other stores leave too few free chunks ([`SpaceLimits::window_chunks`]), those of
     /// key logs whose space is worth far more, and none beside many compactions that leave few spare chunks.
@@ -131,16 +124,20 @@ impl LogCore {
             };
             let candidate = candidates.remove(chosen);
             let is_room_short = volume.compactions.is_crowded(volume.passes.spare_chunks(pool).into());
-            let worth_max = if is_room_short { DEAREST_KEYS } else { DEAR_KEYS };
-            let is_dear = |other: &CompactionCandidate| candidate.space_worth > worth_max * other.space_worth;
-            if candidate.log == LogKind::Keys && out_of_turn.iter().any(is_dear) {
+            let worth_max = key_worth_max(&out_of_turn, is_room_short);
+            let CompactionCandidate { store, log, .. } = candidate;
+            if log == LogKind::Keys && candidate.space_worth > worth_max {
                 continue;
             }
-            let CompactionCandidate { store, log, .. } = candidate;
             let store = volume.stores.iter().find(|other| other.id == store);
             let store = store.expect("candidates are of stores");
             let room = (pace == RoundPace::InTurn).then(|| self.window_room(store)).flatten();
-            match self.compact_within(store, log, room).await {
+            let goes_on = || {
+                pace == RoundPace::InTurn
+                    && self.may_go_on()
+                    && self.is_next_choice(store, log, (&out_of_turn, worth_max))
+            };
+            match self.compact_within(store, log, room, &goes_on).await {
                 Ok(RoundEnd::OutOfTurn) => out_of_turn.push(candidate),
                 Ok(RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) => return Ok(true),
                 Ok(RoundEnd::Paused { has_moved: false } | RoundEnd::NoChunk) => {}
@@ -170,14 +167,16 @@ impl LogCore {
     /// As for [`LogCore::compact_round`].
     pub(super) async fn finish_window(&self) -> Result<bool, EngineError> {
         let running = self.volume.compactions.list();
-        let has_debt = |store: &&Store| {
+        let has_debt = |store: &Store| {
             let state = store.state.lock();
-            let is_idle = !running.contains(&(store.id, LogKind::Values));
             let has_debt = state.window.as_ref().is_some_and(|window| window.has_debt(state.values.head()));
-            is_idle && has_debt && !state.is_lost && !state.pinned.is_postponed(LogKind::Values)
+            has_debt && !state.is_lost && !state.pinned.is_postponed(LogKind::Values)
         };
-        let Some(store) = self.volume.stores.iter().find(has_debt) else { return Ok(false) };
-        let end = self.compact_once(store, LogKind::Values).await?;
+        let is_idle = |store: &&Store| !running.contains(&(store.id, LogKind::Values));
+        let mut idle = self.volume.stores.iter().filter(is_idle);
+        let Some(store) = idle.find(|store| has_debt(store)) else { return Ok(false) };
+        let goes_on = || self.may_go_on() && has_debt(store);
+        let end = self.compact_within(store, LogKind::Values, None, &goes_on).await?;
         Ok(matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }))
     }
 
@@ -201,15 +200,17 @@ impl LogCore {
     /// # Errors
     /// As for [`LogCore::compact_round`].
     pub(super) async fn compact_once(&self, store: &Store, log: LogKind) -> Result<RoundEnd, EngineError> {
-        self.compact_within(store, log, None).await
+        self.compact_within(store, log, None, &|| false).await
     }
 
-    /// [`LogCore::compact_once`] with a limit of the free chunks that a new window of a value log may take; `None` is no limit.
+    /// [`LogCore::compact_once`] with a limit of the free chunks that a new window of a value log may take, `None` for none; and further rounds while
+    /// `goes_on`, which it is asked before the last accesses of each: those of the next round begin beside them.
     async fn compact_within(
         &self,
         store: &Store,
         log: LogKind,
         window_room: Option<u64>,
+        goes_on: &dyn Fn() -> bool,
     ) -> Result<RoundEnd, EngineError> {
         let paused = RoundEnd::Paused { has_moved: false };
         if self.volume.is_read_only() {
@@ -219,34 +220,88 @@ impl LogCore {
         if store.state.lock().is_lost {
             return Ok(paused);
         }
-        let key_round = (log == LogKind::Keys)
-            .then(|| self.volume.passes.begin_compaction(&self.volume.pool, CompactionSpace::KeyRound));
-        if matches!(key_round, Some(None)) {
-            return Ok(paused);
-        }
         // Boxed because they are long, and rare beside the operations that may run them.
         let end = match log {
-            LogKind::Keys => Box::pin(self.compact_keys(store)).await,
-            LogKind::Values => Box::pin(self.compact_values(store, window_room)).await,
-        };
-        if end == Ok(RoundEnd::OutOfTurn) {
-            return end;
+            LogKind::Keys => Box::pin(self.compact_keys(store, goes_on)).await,
+            LogKind::Values => Box::pin(self.compact_values(store, window_room, goes_on)).await,
+        }?;
+        drop(turn);
+        if !matches!(end, RoundEnd::OutOfTurn | RoundEnd::Paused { has_moved: false }) {
+            // Writes that compact while they wait may go on with this log.
+            self.volume.passes.chunks_freed(&self.volume.pool);
         }
+        Ok(end)
+    }
+
+    /// What follows a round: its log may be pinned, and the chunk that it gave up becomes free.
+    ///
+    /// # Errors
+    /// That of the round, unless space was short; of a checkpoint; as for [`LogCore::free_retired`].
+    pub(super) async fn end_round(
+        &self,
+        store: &Store,
+        log: LogKind,
+        end: Result<RoundEnd, EngineError>,
+    ) -> Result<RoundEnd, EngineError> {
         self.note_round(store, log, &end).await?;
         let end = match end {
-            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => return Ok(paused),
+            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => {
+                return Ok(RoundEnd::Paused { has_moved: false });
+            }
             end => end?,
         };
         if end == RoundEnd::Advanced {
             self.volume.counters.compaction_rounds.fetch_add(1, Ordering::Relaxed);
             self.free_retired(store).await?;
         }
-        drop((key_round, turn));
-        if end != paused {
-            // Writes that compact while they wait may go on with this log.
-            self.volume.passes.chunks_freed(&self.volume.pool);
-        }
         Ok(end)
+    }
+
+    /// Whether rounds may follow each other without a pause: the volume is open, and what compaction writes has no limit.
+    fn may_go_on(&self) -> bool {
+        let (volume, settings) = (&self.volume, &self.volume.settings);
+        let is_open = !volume.is_read_only() && !volume.is_closing.load(Ordering::Acquire);
+        is_open && settings.overlaps_rounds && settings.compaction_max_per_second == u64::MAX
+    }
+
+    /// Whether a log would be chosen again when its head chunk is compacted. A value log goes on in its window although that of another store is worth
+    /// less: that one has a window of its own to open, and those that `waits` have found no room for theirs.
+    fn is_next_choice(
+        &self,
+        store: &Store,
+        log: LogKind,
+        (waits, key_worth_max): (&[CompactionCandidate], f64),
+    ) -> bool {
+        let (volume, pool) = (&self.volume, &self.volume.pool);
+        let is_own = |other: &CompactionCandidate| (other.store, other.log) == (store.id, log);
+        let next = {
+            let state = store.state.lock();
+            self.candidates_of(store, &state, 1).into_iter().flatten().find(is_own)
+        };
+        let Some(next) = next else { return false };
+        if log == LogKind::Keys && next.space_worth > key_worth_max {
+            return false;
+        }
+        let is_rival = |other: &CompactionCandidate| {
+            let waits = waits.iter().any(|waiting| (waiting.store, waiting.log) == (other.store, other.log));
+            !is_own(other)
+                && !waits
+                && (log == LogKind::Keys || other.log == LogKind::Keys || other.is_head_empty)
+        };
+        let mut candidates = self.candidates().0;
+        candidates.retain(is_rival);
+        candidates.push(next);
+        let mut running = volume.compactions.list();
+        running.retain(|other| *other != (store.id, log));
+        let chosen = choose_compacted_log(
+            &candidates,
+            pool.free(),
+            volume.passes.wanted_chunks(pool),
+            volume.passes.spare_chunks(pool),
+            pool.limits(),
+            &running,
+        );
+        chosen.is_some_and(|chosen| is_own(&candidates[chosen]))
     }
 
     /// States the heads of a store in its key log and makes that durable, which frees the chunks in front of them. Key chunks that a replay
@@ -310,7 +365,7 @@ impl LogCore {
             if state.is_lost {
                 continue;
             }
-            for candidate in self.candidates_of(store, &state).into_iter().flatten() {
+            for candidate in self.candidates_of(store, &state, 0).into_iter().flatten() {
                 match state.pinned.is_postponed(candidate.log) {
                     true => postponed.push(candidate),
                     false => candidates.push(candidate),
@@ -320,23 +375,32 @@ impl LogCore {
         (candidates, postponed)
     }
 
-    fn candidates_of(&self, store: &Store, state: &StoreState) -> [Option<CompactionCandidate>; 2] {
+    /// The logs of a store with more than `passed` sealed chunks, as they are when so many of them are compacted.
+    fn candidates_of(
+        &self,
+        store: &Store,
+        state: &StoreState,
+        passed: usize,
+    ) -> [Option<CompactionCandidate>; 2] {
         let layout = self.volume.layout();
         let unit_bytes = u64::from(layout.unit_bytes);
-        let chunks = state.keys.sealed().map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 });
+        let chunks =
+            state.keys.sealed().skip(passed).map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 });
         // The images of a key log are counted.
         let keys = self.contents_of(chunks, 0, |live| u64::from(live.amount) * unit_bytes);
         // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
         let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
         // Both ascend by index.
-        let chunks =
-            state.values.sealed().scan(state.vacated_granules.iter().peekable(), |vacated, sealed| {
+        let chunks = state.values.sealed().skip(passed).scan(
+            state.vacated_granules.iter().peekable(),
+            |vacated, sealed| {
                 let (index, chunk) = sealed;
                 while vacated.next_if(|&(&of, _)| of < index).is_some() {}
                 let granules = vacated.next_if(|&(&of, _)| of == index).map_or(0, |(_, &granules)| granules);
                 Some(SealedChunk { chunk, vacated_bytes: u64::from(granules) << layout.granule_log2 })
-            });
+            },
+        );
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
         let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
         let values = self.contents_of(chunks, live_granules, |live| self.value_bytes_of(live));

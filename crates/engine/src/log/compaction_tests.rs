@@ -1,7 +1,7 @@
 //! Tests of compaction: after any moves of images and records each key has its last value, and the compacted chunks are free.
 
-use super::compaction_policy::CompactionCandidate;
-use super::compaction_rounds::{DEAR_KEYS, RoundEnd, RoundPace};
+use super::compaction_policy::{CompactionCandidate, key_worth_max};
+use super::compaction_rounds::{RoundEnd, RoundPace};
 use super::compaction_window::CompactionWindow;
 use super::log_place::{ChunkIndex, LogKind};
 use super::segment_entry::{EntryContents, ValuePlace};
@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 const FREE_MIN: u32 = 40;
 
 /// The operation and the length of the value of each key, by its number.
-type Model = BTreeMap<u64, (u64, usize)>;
+pub(super) type Model = BTreeMap<u64, (u64, usize)>;
 
 fn length(random: &mut Prng) -> usize {
     match random.below(40) {
@@ -35,12 +35,12 @@ fn length(random: &mut Prng) -> usize {
     }
 }
 
-fn stored(volume: &OpenTestVolume, key: &Key, operation: u64, bytes: usize) {
+pub(super) fn stored(volume: &OpenTestVolume, key: &Key, operation: u64, bytes: usize) {
     let put = volume.put(key, operation, bytes, PutOptions::default());
     assert_eq!(block_on(put, || ()), Ok(PutOutcome::Stored), "{key:?}");
 }
 
-fn check_values(volume: &OpenTestVolume, keys: u64, model: &Model) {
+pub(super) fn check_values(volume: &OpenTestVolume, keys: u64, model: &Model) {
     for number in 0..keys {
         let key = key_of(number);
         let got = block_on(volume.get(&key), || ());
@@ -50,7 +50,7 @@ fn check_values(volume: &OpenTestVolume, keys: u64, model: &Model) {
 }
 
 /// Fills a volume with values of 200 B and less, of which many are garbage.
-fn filled(volume: &OpenTestVolume, keys: u64, rounds: u64) -> Model {
+pub(super) fn filled(volume: &OpenTestVolume, keys: u64, rounds: u64) -> Model {
     let mut model = Model::new();
     for operation in 0..keys * rounds {
         let number = operation * 7 % keys;
@@ -135,7 +135,7 @@ fn open_greedy_window(volume: &OpenTestVolume, store: usize) {
     state.window = Some(CompactionWindow::new(head..ChunkIndex(head.0 + CHUNKS), space, segments));
 }
 
-fn value_head(volume: &OpenTestVolume, store: usize) -> ChunkIndex {
+pub(super) fn value_head(volume: &OpenTestVolume, store: usize) -> ChunkIndex {
     volume.stores()[store].state.lock().values.head()
 }
 
@@ -157,9 +157,9 @@ fn windows_of_stores_are_opened_one_after_another() {
     // The rest of their garbage would cost too much.
     let candidates = volume.core.candidates().0;
     let waiting = candidates.iter().find(|other| (other.store, other.log) == (0, LogKind::Values));
-    let worth = waiting.expect("it has garbage").space_worth;
+    let worth_max = key_worth_max(&[*waiting.expect("it has garbage")], false);
     let dear = |other: &&CompactionCandidate| {
-        other.log == LogKind::Keys && other.garbage_bytes > 0 && other.space_worth > DEAR_KEYS * worth
+        other.log == LogKind::Keys && other.garbage_bytes > 0 && other.space_worth > worth_max
     };
     assert!(candidates.iter().any(|other| dear(&other)), "{candidates:?}");
     assert_eq!(round(RoundPace::Any), Ok(true));

@@ -22,10 +22,13 @@ use super::pinned_chunks::is_passing_error;
 use super::segment_buckets::{ImageHead, ImagePlace, ImageRole, UncheckedBuckets, image_units};
 use super::segment_image::SegmentImage;
 use super::segment_ref::SegmentRef;
+use super::space_pass::CompactionSpace;
 use super::store::{Store, StoreState};
 use crate::EngineError;
 use crate::common::media_errors::is_media_error;
 use crate::common::work_slice::WorkSlice;
+use futures_util::future::{OptionFuture, join};
+use octokv_base::Buffer;
 use std::sync::atomic::Ordering;
 
 /// The bytes of one read of a chunk. More than the longest image of 63 units of 4 KiB.
@@ -51,6 +54,14 @@ impl ImageToMove {
     }
 }
 
+/// What was read of a key chunk. Its bytes stay: it is sealed, and only this compaction gives it up.
+struct ChunkPiece {
+    index: ChunkIndex,
+    /// The first unit.
+    first: u32,
+    bytes: Result<Buffer, EngineError>,
+}
+
 /// What became of an image in a chunk that was read.
 enum ImageStep {
     /// It is garbage, or it is damaged: the sweep moves it then.
@@ -62,18 +73,46 @@ enum ImageStep {
 }
 
 impl LogCore {
-    /// Appends the live images of a key log's head chunk again, and advances the head.
+    /// Rounds of key compaction: the first, and those that follow while `goes_on`. Each appends the live images of the head chunk again, and advances
+    /// the head.
     ///
     /// # Errors
-    /// Device failures, no memory, no space. The head is where it was, and a further round goes on.
-    pub(super) async fn compact_keys(&self, store: &Store) -> Result<RoundEnd, EngineError> {
+    /// Device failures, no memory. The head is where the last round left it, and a further round goes on.
+    pub(super) async fn compact_keys(
+        &self,
+        store: &Store,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<RoundEnd, EngineError> {
+        let (mut ahead, mut has_advanced) = (None, false);
+        let end = loop {
+            let volume = &self.volume;
+            let space = volume.passes.begin_compaction(&volume.pool, CompactionSpace::KeyRound);
+            let Some(_space) = space else { break RoundEnd::Paused { has_moved: false } };
+            let end = self.key_round(store, &mut ahead, goes_on).await;
+            let end = self.end_round(store, LogKind::Keys, end).await?;
+            has_advanced |= end == RoundEnd::Advanced;
+            if end != RoundEnd::Advanced || ahead.is_none() {
+                break end;
+            }
+        };
+        Ok(if has_advanced { RoundEnd::Advanced } else { end })
+    }
+
+    /// One round. `ahead` may have the begin of the head chunk, and gets that of the chunk behind it if the next round follows.
+    async fn key_round(
+        &self,
+        store: &Store,
+        ahead: &mut Option<ChunkPiece>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<RoundEnd, EngineError> {
         let Some((index, chunk)) = store.state.lock().keys.sealed().next() else {
             return Ok(RoundEnd::NoChunk);
         };
+        let first = ahead.take().filter(|piece| (piece.index, piece.first) == (index, 0));
         // Images of batches in flight are not counted yet.
         self.commit_all(store).await?;
         if !self.is_chunk_empty(chunk) {
-            self.move_images(store, index, chunk).await?;
+            *ahead = self.move_images(store, (index, chunk), first, goes_on).await?;
             self.commit_all(store).await?;
         }
         if !self.is_chunk_empty(chunk) {
@@ -112,19 +151,24 @@ impl LogCore {
         }
     }
 
-    /// Moves the live images of a chunk whose headers are intact.
+    /// Moves the live images of a chunk whose headers are intact. `next` may have its begin. Each piece is read while the one before is published, and
+    /// so is that of the chunk behind it, which is given, if `goes_on`.
     async fn move_images(
         &self,
         store: &Store,
-        index: ChunkIndex,
-        chunk: ChunkNumber,
-    ) -> Result<(), EngineError> {
+        (index, chunk): (ChunkIndex, ChunkNumber),
+        mut next: Option<ChunkPiece>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Option<ChunkPiece>, EngineError> {
         let layout = self.volume.layout();
         let (mut unit, mut busy, mut slice) = (0, Vec::new(), WorkSlice::default());
         while unit < layout.chunk_units {
-            let units = (layout.chunk_units - unit).min(CHUNK_READ_BYTES / layout.unit_bytes);
-            let read = self.read_units(layout.unit_of(chunk, unit), units, store.id).await;
-            let bytes = match read {
+            let piece = match next.take() {
+                Some(piece) => piece,
+                None => self.read_piece(store, (index, chunk), unit).await,
+            };
+            let units = self.piece_units(unit);
+            let bytes = match piece.bytes {
                 Ok(bytes) => bytes,
                 // The sweep reads what lies there, image by image.
                 Err(EngineError::Device { .. }) => {
@@ -146,15 +190,48 @@ impl LogCore {
                 }
             }
             drop(bytes);
-            if let Some(ticket) = last {
-                self.commit(store, BatchWait::Change(ticket)).await?;
-            }
             unit += passed;
+            let published = async {
+                match last {
+                    Some(ticket) => self.commit(store, BatchWait::Change(ticket)).await,
+                    None => Ok(()),
+                }
+            };
+            let behind = match unit < layout.chunk_units {
+                true => Some(((index, chunk), unit)),
+                false => self.key_chunk_behind_head(store).filter(|_| goes_on()).map(|behind| (behind, 0)),
+            };
+            let read = OptionFuture::from(behind.map(|(chunk, unit)| self.read_piece(store, chunk, unit)));
+            let (published, piece) = join(published, read).await;
+            published?;
+            next = piece;
         }
         for image in busy {
             self.move_busy_image(store, image).await?;
         }
-        Ok(())
+        Ok(next)
+    }
+
+    fn key_chunk_behind_head(&self, store: &Store) -> Option<(ChunkIndex, ChunkNumber)> {
+        store.state.lock().keys.sealed().nth(1)
+    }
+
+    /// The units that are read of a chunk from one on.
+    fn piece_units(&self, first: u32) -> u32 {
+        let layout = self.volume.layout();
+        (layout.chunk_units - first).min(CHUNK_READ_BYTES / layout.unit_bytes)
+    }
+
+    /// Reads a chunk from a unit on.
+    async fn read_piece(
+        &self,
+        store: &Store,
+        (index, chunk): (ChunkIndex, ChunkNumber),
+        first: u32,
+    ) -> ChunkPiece {
+        let units = self.piece_units(first);
+        let bytes = self.read_units(self.volume.layout().unit_of(chunk, first), units, store.id).await;
+        ChunkPiece { index, first, bytes }
     }
 
     /// Makes the segments dirty whose images lie in units of a chunk from one on, and adds those that others have to `busy`. Gives the units

@@ -15,7 +15,7 @@
 //! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
-//! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`: what is live at the head of a log moves to its tail. `stale_entries`: what is not moved.
+//! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`, `segment_visits`: what is live at the head of a log moves to its tail. `stale_entries`: what is not moved.
 //!   `compaction_rounds`, `running_compactions`: one log after another. `compaction_window`: the segments that a window's compaction has visited.
 //! - [`hash_prefix`]: from a ring position to a store and a segment of it; linear hashing.
 //! - [`known_chunks`]: the chunks of a log that a recovery knows; [`log_window`]: its reads of them, in pieces.
@@ -75,6 +75,7 @@ mod segment_reads;
 pub mod segment_ref;
 pub mod segment_table;
 mod segment_visit;
+mod segment_visits;
 pub mod settings;
 pub mod space_limits;
 pub mod space_pass;
@@ -110,6 +111,8 @@ mod checkpoint_writer_tests;
 mod chunk_log_tests;
 #[cfg(test)]
 mod chunk_pool_tests;
+#[cfg(test)]
+mod compaction_overlap_tests;
 #[cfg(test)]
 mod compaction_tests;
 #[cfg(test)]

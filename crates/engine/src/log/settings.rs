@@ -41,6 +41,8 @@ pub struct LogSettings {
     pub window_divisor: u32,
     /// Segments that one compaction handles at the same time (the sub-compactions of LEED), at least 1.
     pub sub_compactions: usize,
+    /// Whether the first accesses of a round of compaction begin beside the last ones of the round before (the prefetching of LEED).
+    pub overlaps_rounds: bool,
     /// Compactions of different logs that a core's maintenance runs at the same time (the co-scheduling of LEED), at least 1.
     pub compactions: usize,
     /// The time between two rounds of maintenance: with [`Durability::Completed`], the longest until a published batch is flushed; in both
@@ -65,6 +67,7 @@ impl LogSettings {
             rewrites_tail: true,
             window_divisor: 8,
             sub_compactions: SUB_COMPACTIONS,
+            overlaps_rounds: true,
             compactions: COMPACTIONS_PER_CORE,
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),

@@ -100,9 +100,19 @@ pub struct Recount {
 impl OpenTestVolume {
     /// A new volume, with a superblock that no device has.
     pub fn new(seed: u64, durability: Durability, adjust: impl FnOnce(&mut LogSettings)) -> OpenTestVolume {
+        OpenTestVolume::of_chunks(32, seed, durability, adjust)
+    }
+
+    /// A new volume whose chunks have so many units.
+    pub fn of_chunks(
+        chunk_units: u32,
+        seed: u64,
+        durability: Durability,
+        adjust: impl FnOnce(&mut LogSettings),
+    ) -> OpenTestVolume {
         let layout = LogLayout {
             unit_bytes: UNIT_BYTES,
-            chunk_units: 32,
+            chunk_units,
             area_units: AREA_UNITS,
             chunks_start_unit: superblock_units(UNIT_BYTES) + 4 * AREA_UNITS,
             chunks: CHUNKS,

@@ -19,48 +19,24 @@ use super::chunk_pool::{ChunkPool, LiveContents};
 use super::compaction_rounds::RoundEnd;
 use super::compaction_window::CompactionWindow;
 use super::core::LogCore;
-use super::hash_prefix::{HashPrefix, SegmentNumber};
+use super::hash_prefix::SegmentNumber;
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
-use super::pinned_chunks::is_passing_error;
 use super::segment_buckets::image_units;
 use super::segment_image::OldValue;
-use super::segment_visit::{VisitEnd, VisitTarget};
+use super::segment_visit::VisitTarget;
+use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::store::{Store, StoreState, granules_of};
 use super::window_space::WindowSpace;
 use crate::EngineError;
-use crate::common::work_slice::WorkSlice;
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A visit takes the core about as long as so many bytes that are copied.
-const VISIT_BYTES: u64 = 16 << 10;
 /// The units of a short image, with one for longer places.
 const SHORT_IMAGE_UNITS: u32 = 2;
 
-/// How visits ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum VisitsEnd {
-    /// All segments were visited.
-    All,
-    /// Space became short. Whether any record was moved before.
-    Paused { has_moved: bool },
-}
-
-/// Segments that have to be visited.
-enum SegmentsToVisit {
-    /// Those of these ids.
-    OfIds(VecDeque<u32>),
-    /// All from this one on that were not visited in the window. New halves have higher numbers than their parents.
-    UnvisitedFrom(SegmentNumber),
-    /// All from this one on.
-    AllFrom(SegmentNumber),
-}
-
 /// The head chunk of a value log, in its window.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HeadChunk {
     pub index: ChunkIndex,
     pub chunk: ChunkNumber,
@@ -77,7 +53,7 @@ impl StoreState {
     }
 
     /// Whether a segment was visited in the window.
-    fn is_visited(&mut self, segment: SegmentNumber) -> bool {
+    pub(super) fn is_visited(&mut self, segment: SegmentNumber) -> bool {
         let segments = self.table.segments();
         self.window.as_mut().is_some_and(|window| window.is_visited(segment, segments))
     }
@@ -92,36 +68,86 @@ impl StoreState {
 }
 
 impl LogCore {
-    /// One round of value compaction: moves the live records of the head chunk, and advances the head. `window_room` limits the free chunks that a new
-    /// window may take, by [`CompactionWindow::takes_more`]; `None` is no limit.
+    /// Rounds of value compaction: the first, and those that follow while `goes_on`, to the end of the window at most. `window_room` limits the free
+    /// chunks that a new window may take, by [`CompactionWindow::takes_more`]; `None` is no limit.
     ///
     /// # Errors
-    /// Device failures, no memory. The head is where it was, and a further round goes on.
+    /// Device failures, no memory. The head is where the last round left it, and a further round goes on.
     pub(super) async fn compact_values(
         &self,
         store: &Store,
         window_room: Option<u64>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<RoundEnd, EngineError> {
+        let mut visits = SegmentVisits::new(self, store, VisitTarget::Window);
+        let mut has_advanced = false;
+        let end = loop {
+            let end = self.value_round(store, window_room, &mut visits, goes_on).await;
+            if end == Ok(RoundEnd::OutOfTurn) {
+                break end;
+            }
+            let end = visits.beside(self.end_round(store, LogKind::Values, end)).await;
+            has_advanced |= end == Ok(RoundEnd::Advanced);
+            if end != Ok(RoundEnd::Advanced) || !visits.is_ahead() {
+                break end;
+            }
+        };
+        let finished = visits.finish().await;
+        let end = end?;
+        finished?;
+        Ok(if has_advanced { RoundEnd::Advanced } else { end })
+    }
+
+    /// One round: moves the live records of the head chunk, and advances the head.
+    async fn value_round(
+        &self,
+        store: &Store,
+        window_room: Option<u64>,
+        visits: &mut SegmentVisits<'_>,
+        goes_on: &dyn Fn() -> bool,
     ) -> Result<RoundEnd, EngineError> {
         let head = match self.open_window(store, window_room) {
             Ok(head) => head,
             Err(end) => return Ok(end),
         };
+        let ids = visits.begin_round(head).await;
         // Records of images that are not published are not counted yet.
-        self.commit_all(store).await?;
-        if !self.is_chunk_empty(head.chunk)
-            && let VisitsEnd::Paused { has_moved } = self.visit_chunk(store, head).await?
+        visits.beside(self.commit_all(store)).await?;
+        if self.is_chunk_empty(head.chunk) {
+            visits.begin_ahead(goes_on);
+        } else if let VisitsEnd::Paused { has_moved } =
+            self.visit_chunk(store, (head, ids), visits, goes_on).await?
         {
             return Ok(RoundEnd::Paused { has_moved });
         }
-        // The images that state the head state a tail behind it: recovery follows the chunks from one to the next.
-        while store.state.lock().stated_value_chunk <= head.index {
-            self.append_marker_now(store).await?;
-        }
+        visits.beside(self.state_value_tail_behind(store, head.index)).await?;
         let state = &mut *store.state.lock();
         let next = ChunkIndex(head.index.0 + 1);
         state.advance_head(LogKind::Values, next, &self.volume.pool);
         state.vacated_granules = state.vacated_granules.split_off(&next);
         Ok(RoundEnd::Advanced)
+    }
+
+    /// Has an image state a tail of the value log behind a chunk: recovery follows the chunks from that of the head to the next.
+    async fn state_value_tail_behind(&self, store: &Store, index: ChunkIndex) -> Result<(), EngineError> {
+        while store.state.lock().stated_value_chunk <= index {
+            self.append_marker_now(store).await?;
+        }
+        Ok(())
+    }
+
+    /// The chunk behind the head, if visits move its records now.
+    pub(super) fn chunk_behind_head(&self, store: &Store) -> Option<HeadChunk> {
+        let state = store.state.lock();
+        let (index, chunk) = state.values.sealed().nth(1)?;
+        let is_reached = state.window.as_ref().is_some_and(|window| index < window.reach());
+        is_reached.then_some(HeadChunk { index, chunk })
+    }
+
+    /// Whether visits move records behind the head chunk now.
+    pub(super) fn reaches_behind_head(&self, store: &Store) -> bool {
+        let window_end = |window: &CompactionWindow| window.reach() == window.end();
+        store.state.lock().window.as_ref().is_some_and(window_end)
     }
 
     /// The head chunk, in a window: a new one if there is none, or its end is reached.
@@ -201,7 +227,7 @@ impl LogCore {
     }
 
     /// The chunks that moving a record of one unit and its image takes: none if the tails of both logs have room.
-    fn moved_chunks_min(&self, store: &Store) -> u32 {
+    pub(super) fn moved_chunks_min(&self, store: &Store) -> u32 {
         let of_record = store.tail.lock().chunks_of(self.volume.layout().unit_granules());
         of_record + self.image_chunks_min(store)
     }
@@ -211,17 +237,24 @@ impl LogCore {
         u32::from(self.volume.passes.key_room(store.id) < SHORT_IMAGE_UNITS)
     }
 
-    /// Visits the segments with records in a chunk until no image names one.
-    async fn visit_chunk(&self, store: &Store, head: HeadChunk) -> Result<VisitsEnd, EngineError> {
-        let first = match self.ids_of_chunk(store, head).await? {
-            Some(ids) => SegmentsToVisit::OfIds(ids),
-            None => SegmentsToVisit::UnvisitedFrom(SegmentNumber(0)),
+    /// Visits the segments with records in a chunk, whose ids may be known, until no image names one.
+    async fn visit_chunk(
+        &self,
+        store: &Store,
+        (head, ids): (HeadChunk, Option<VecDeque<u32>>),
+        visits: &mut SegmentVisits<'_>,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<VisitsEnd, EngineError> {
+        let ids = match ids {
+            Some(ids) => Some(ids),
+            None => visits.beside(self.ids_of_chunk(store, head)).await?,
         };
-        let end = self.visit_all(store, first, VisitTarget::Window).await?;
+        let unvisited = || SegmentsToVisit::UnvisitedFrom(SegmentNumber(0));
+        let end = visits.visit(ids.map_or_else(unvisited, SegmentsToVisit::OfIds), goes_on).await?;
         if end != VisitsEnd::All {
             return Ok(end);
         }
-        self.commit_all(store).await?;
+        visits.beside(self.commit_all(store)).await?;
         let is_counted_out = self.volume.pool.live_of(head.chunk).is_none_or(|live| live.records == 0);
         if is_counted_out {
             return Ok(VisitsEnd::All);
@@ -230,9 +263,8 @@ impl LogCore {
         if let Some(window) = &mut store.state.lock().window {
             window.clear_visits();
         }
-        let unvisited = SegmentsToVisit::UnvisitedFrom(SegmentNumber(0));
-        let end = self.visit_all(store, unvisited, VisitTarget::Window).await?;
-        self.commit_all(store).await?;
+        let end = visits.visit(unvisited(), goes_on).await?;
+        visits.beside(self.commit_all(store)).await?;
         Ok(end)
     }
 
@@ -242,101 +274,9 @@ impl LogCore {
     /// Device failures, behind which all records were moved that could be read; no memory.
     pub(super) async fn visit_pinned(&self, store: &Store, chunk: ChunkNumber) -> Result<bool, EngineError> {
         let all = SegmentsToVisit::AllFrom(SegmentNumber(0));
-        Ok(self.visit_all(store, all, VisitTarget::Pinned(chunk)).await? == VisitsEnd::All)
-    }
-
-    /// Visits segments, some at a time.
-    async fn visit_all(
-        &self,
-        store: &Store,
-        mut segments: SegmentsToVisit,
-        target: VisitTarget,
-    ) -> Result<VisitsEnd, EngineError> {
-        let (mut running, mut visiting) = (FuturesUnordered::new(), FxHashSet::default());
-        let (mut failure, mut has_moved, mut has_left, mut is_paused) = (None, false, false, false);
-        let (mut images, mut slice) = (Vec::new(), WorkSlice::default());
-        loop {
-            // What the device fails to read keeps nothing else from being moved.
-            while failure.as_ref().is_none_or(is_passing_error)
-                && !is_paused
-                && running.len() < self.volume.settings.sub_compactions.max(1)
-                && let Some((segment, prefix)) = next_segment(store, &mut segments, &visiting)
-            {
-                // Without space for a short record and its image; longer ones find that out by themselves.
-                if self.volume.passes.spare_chunks(&self.volume.pool) < self.moved_chunks_min(store) {
-                    is_paused = true;
-                    break;
-                }
-                visiting.insert(segment);
-                running.push(async move { (segment, self.visit_segment(store, prefix, target).await) });
-            }
-            let Some((segment, (visit, image))) = running.next().await else { break };
-            visiting.remove(&segment);
-            images.extend(image);
-            slice.count_bytes(VISIT_BYTES).await;
-            match visit {
-                Ok(VisitEnd { moved, is_complete, is_short }) => {
-                    has_moved |= moved > 0;
-                    has_left |= !is_complete;
-                    is_paused |= is_short;
-                }
-                Err(error) if failure.as_ref().is_none_or(is_passing_error) => failure = Some(error),
-                Err(_) => {}
-            }
-        }
-        if has_moved
-            && target == VisitTarget::Window
-            && let Some(window) = &mut store.state.lock().window
-        {
-            window.set_begun();
-        }
-        if !images.is_empty() {
-            let committed = self.commit_all(store).await;
-            failure = failure.or(committed.err());
-        }
-        drop(images);
-        match failure {
-            Some(error) => Err(error),
-            None if is_paused || has_left => Ok(VisitsEnd::Paused { has_moved }),
-            None => Ok(VisitsEnd::All),
-        }
-    }
-}
-
-/// The next segment that was not visited and is not visited now, with a prefix in it.
-fn next_segment(
-    store: &Store,
-    segments: &mut SegmentsToVisit,
-    visiting: &FxHashSet<SegmentNumber>,
-) -> Option<(SegmentNumber, HashPrefix)> {
-    let mut guard = store.state.lock();
-    let state = &mut *guard;
-    let level = state.table.level();
-    match segments {
-        SegmentsToVisit::OfIds(ids) => {
-            // A segment that is visited now may be split before: its ids are looked at again.
-            for _ in 0..ids.len() {
-                let id = ids.pop_front()?;
-                let prefix = HashPrefix::of_id(id);
-                let (segment, _) = level.segment_of(prefix);
-                if visiting.contains(&segment) {
-                    ids.push_back(id);
-                } else if !state.is_visited(segment) {
-                    return Some((segment, prefix));
-                }
-            }
-            None
-        }
-        SegmentsToVisit::UnvisitedFrom(from) => {
-            let segment = state.window.as_mut()?.next_unvisited(*from, level.segments())?;
-            *from = SegmentNumber(segment.0 + 1);
-            Some((segment, level.range_of(segment).first))
-        }
-        SegmentsToVisit::AllFrom(from) => {
-            let segment = *from;
-            let is_one = u64::from(segment.0) < level.segments();
-            *from = SegmentNumber(segment.0 + u32::from(is_one));
-            is_one.then(|| (segment, level.range_of(segment).first))
-        }
+        let mut visits = SegmentVisits::new(self, store, VisitTarget::Pinned(chunk));
+        let end = visits.visit(all, &|| false).await;
+        visits.finish().await?;
+        Ok(end? == VisitsEnd::All)
     }
 }

@@ -1,0 +1,367 @@
+//! Visits of value compaction, some at a time; they go on while one round ends and the next one begins.
+//!
+//! ```text
+//!   round of chunk k      S visits at a time ── the last of them ──▶ published, head advanced, chunk free
+//!   chunk k + 1                         └ read ahead: directory ─▶ visits in their places ──▶ its round: what is left
+//! ```
+//! A round waits for its slowest visit, and so would the device. A visit moves all records that its segment has in the window, whatever chunk named
+//! it, so visits ahead need no others than those of their own round.
+//!
+//! In: segments, and whether the next round follows. Out: how visits ended. Invariants: a segment has one visit at a time; no visit in progress is
+//! dropped or left without being polled, as others may wait for the writes that it leads; visits ahead change no end of the round that they are beside,
+//! and what they leave is visited in their own.
+//! Tested in `compaction_tests.rs`.
+
+use super::core::LogCore;
+use super::hash_prefix::{HashPrefix, SegmentNumber};
+use super::pinned_chunks::is_passing_error;
+use super::segment_visit::{VisitEnd, VisitTarget};
+use super::space_pass::CompactionPass;
+use super::store::Store;
+use super::value_compaction::HeadChunk;
+use crate::EngineError;
+use crate::common::work_slice::WorkSlice;
+use futures_util::future::{Either, LocalBoxFuture, select};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use octokv_base::map::FxHashSet;
+use std::collections::VecDeque;
+use std::pin::pin;
+
+/// A visit takes the core about as long as so many bytes that are copied.
+const VISIT_BYTES: u64 = 16 << 10;
+
+/// How visits ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum VisitsEnd {
+    /// All segments were visited.
+    All,
+    /// Space became short. Whether any record was moved before.
+    Paused { has_moved: bool },
+}
+
+/// Segments that have to be visited.
+pub(super) enum SegmentsToVisit {
+    /// Those of these ids.
+    OfIds(VecDeque<u32>),
+    /// All from this one on that were not visited in the window. New halves have higher numbers than their parents.
+    UnvisitedFrom(SegmentNumber),
+    /// All from this one on.
+    AllFrom(SegmentNumber),
+}
+
+/// The chunk behind the head, whose round follows.
+enum ChunkAhead {
+    /// It was not asked yet whether its round follows.
+    Unknown,
+    /// Its round does not follow, or its segments are not known.
+    Absent,
+    /// Its directory is being read.
+    Reading(HeadChunk),
+    /// The ids of its records, and those whose segments still have to be visited ahead.
+    Visiting { head: HeadChunk, ids: VecDeque<u32>, left: SegmentsToVisit },
+}
+
+impl ChunkAhead {
+    /// None of its segments was visited yet.
+    fn visiting(head: HeadChunk, ids: VecDeque<u32>) -> ChunkAhead {
+        let left = SegmentsToVisit::OfIds(ids.clone());
+        ChunkAhead::Visiting { head, ids, left }
+    }
+}
+
+/// What has ended.
+enum Ended<'a> {
+    Visit {
+        segment: SegmentNumber,
+        is_ahead: bool,
+        end: Result<VisitEnd, EngineError>,
+        image: Option<CompactionPass<'a>>,
+    },
+    /// The directory of the chunk ahead was read.
+    Ids(Result<Option<VecDeque<u32>>, EngineError>),
+}
+
+/// The visits of a store.
+pub(super) struct SegmentVisits<'a> {
+    core: &'a LogCore,
+    store: &'a Store,
+    target: VisitTarget,
+    running: FuturesUnordered<LocalBoxFuture<'a, Ended<'a>>>,
+    /// The segments that are visited now.
+    visiting: FxHashSet<SegmentNumber>,
+    /// How many of those visits belong to the round.
+    of_round: usize,
+    /// The rights to append the images of visits that have ended.
+    images: Vec<CompactionPass<'a>>,
+    ahead: ChunkAhead,
+    failure: Option<EngineError>,
+    has_moved: bool,
+    has_left: bool,
+    is_paused: bool,
+}
+
+impl<'a> SegmentVisits<'a> {
+    /// None so far.
+    pub(super) fn new(core: &'a LogCore, store: &'a Store, target: VisitTarget) -> SegmentVisits<'a> {
+        SegmentVisits {
+            core,
+            store,
+            target,
+            running: FuturesUnordered::new(),
+            visiting: FxHashSet::default(),
+            of_round: 0,
+            images: Vec::new(),
+            ahead: ChunkAhead::Unknown,
+            failure: None,
+            has_moved: false,
+            has_left: false,
+            is_paused: false,
+        }
+    }
+
+    /// Visits segments of one round, and publishes what they changed. When none of them is left to begin, and `goes_on`, visits of the chunk
+    /// behind the head begin.
+    ///
+    /// # Errors
+    /// Of visits of the round, behind which all others have ended; of the commit.
+    pub(super) async fn visit(
+        &mut self,
+        mut segments: SegmentsToVisit,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<VisitsEnd, EngineError> {
+        (self.failure, self.has_moved, self.has_left, self.is_paused) = (None, false, false, false);
+        let mut slice = WorkSlice::default();
+        loop {
+            let has_more = self.begin_visits(&mut segments);
+            if !has_more {
+                self.begin_ahead(goes_on);
+                if self.of_round == 0 {
+                    break;
+                }
+            }
+            let ended = self.running.next().await.expect("a visit of the round runs");
+            self.note(ended);
+            slice.count_bytes(VISIT_BYTES).await;
+        }
+        self.publish().await?;
+        match self.failure {
+            Some(error) => Err(error),
+            None if self.is_paused || self.has_left => Ok(VisitsEnd::Paused { has_moved: self.has_moved }),
+            None => Ok(VisitsEnd::All),
+        }
+    }
+
+    /// Runs `work` to its end, while the visits go on that are ahead of their round.
+    pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            self.visit_ahead();
+            if self.running.is_empty() {
+                return work.await;
+            }
+            match select(work.as_mut(), self.running.next()).await {
+                Either::Left((end, _)) => return end,
+                Either::Right((ended, _)) => ended.into_iter().for_each(|ended| self.note(ended)),
+            }
+        }
+    }
+
+    /// Whether the round of the chunk behind the head was begun, which follows then.
+    pub(super) fn is_ahead(&self) -> bool {
+        matches!(self.ahead, ChunkAhead::Reading(_) | ChunkAhead::Visiting { .. })
+    }
+
+    /// The round of `head` begins, and what was ahead of it is its own. Gives its ids if they were read.
+    pub(super) async fn begin_round(&mut self, head: HeadChunk) -> Option<VecDeque<u32>> {
+        while matches!(self.ahead, ChunkAhead::Reading(_)) {
+            let ended = self.running.next().await.expect("a read runs");
+            self.note(ended);
+        }
+        match std::mem::replace(&mut self.ahead, ChunkAhead::Unknown) {
+            ChunkAhead::Visiting { head: of_ids, ids, .. } if of_ids == head => Some(ids),
+            _ => None,
+        }
+    }
+
+    /// Waits for the visits in progress, and publishes what they changed.
+    ///
+    /// # Errors
+    /// Of the commit.
+    pub(super) async fn finish(mut self) -> Result<(), EngineError> {
+        self.ahead = ChunkAhead::Absent;
+        while let Some(ended) = self.running.next().await {
+            self.note(ended);
+        }
+        self.publish().await
+    }
+
+    /// Publishes the images of visits that have ended.
+    async fn publish(&mut self) -> Result<(), EngineError> {
+        let images = std::mem::take(&mut self.images);
+        if images.is_empty() {
+            return Ok(());
+        }
+        let (core, store) = (self.core, self.store);
+        let published = self.beside(core.commit_all(store)).await;
+        drop(images);
+        published
+    }
+
+    /// Begins visits of the round, as many as may run. Whether any is left to begin.
+    fn begin_visits(&mut self, segments: &mut SegmentsToVisit) -> bool {
+        // What the device fails to read keeps nothing else from being moved.
+        while self.failure.as_ref().is_none_or(is_passing_error) && !self.is_paused {
+            if !self.has_place() {
+                return true;
+            }
+            let Some((segment, prefix)) = segments.next_of(self.store, &self.visiting) else {
+                // Those that are visited now are looked at again.
+                return matches!(segments, SegmentsToVisit::OfIds(ids) if !ids.is_empty());
+            };
+            if !self.has_space() {
+                self.is_paused = true;
+                break;
+            }
+            self.of_round += 1;
+            self.begin_visit(segment, prefix, false);
+        }
+        false
+    }
+
+    fn has_place(&self) -> bool {
+        self.running.len() < self.core.volume.settings.sub_compactions.max(1)
+    }
+
+    /// Whether there is space for a short record and its image; longer ones find that out by themselves.
+    fn has_space(&self) -> bool {
+        let volume = &self.core.volume;
+        volume.passes.spare_chunks(&volume.pool) >= self.core.moved_chunks_min(self.store)
+    }
+
+    fn begin_visit(&mut self, segment: SegmentNumber, prefix: HashPrefix, is_ahead: bool) {
+        let (core, store, target) = (self.core, self.store, self.target);
+        self.visiting.insert(segment);
+        self.running.push(Box::pin(async move {
+            let (end, image) = core.visit_segment(store, prefix, target).await;
+            Ended::Visit { segment, is_ahead, end, image }
+        }));
+    }
+
+    /// Begins with the chunk behind the head, if its round follows.
+    pub(super) fn begin_ahead(&mut self, goes_on: &dyn Fn() -> bool) {
+        if matches!(self.ahead, ChunkAhead::Unknown) {
+            let may_begin = !self.is_paused && self.failure.is_none() && self.target == VisitTarget::Window;
+            let behind = may_begin.then(|| self.core.chunk_behind_head(self.store)).flatten();
+            self.ahead = match behind.filter(|_| goes_on()) {
+                // Visits have emptied it.
+                Some(head) if self.core.is_chunk_empty(head.chunk) => {
+                    ChunkAhead::visiting(head, VecDeque::new())
+                }
+                Some(head) => {
+                    let (core, store) = (self.core, self.store);
+                    self.running
+                        .push(Box::pin(async move { Ended::Ids(core.ids_of_chunk(store, head).await) }));
+                    ChunkAhead::Reading(head)
+                }
+                None => ChunkAhead::Absent,
+            };
+        }
+        self.visit_ahead();
+    }
+
+    /// Begins visits of the chunk behind the head, as many as may run.
+    fn visit_ahead(&mut self) {
+        while self.has_place()
+            && self.has_space()
+            && self.core.reaches_behind_head(self.store)
+            && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
+            && let Some((segment, prefix)) = left.next_of(self.store, &self.visiting)
+        {
+            self.begin_visit(segment, prefix, true);
+        }
+    }
+
+    fn note(&mut self, ended: Ended<'a>) {
+        let (segment, is_ahead, end, image) = match ended {
+            Ended::Visit { segment, is_ahead, end, image } => (segment, is_ahead, end, image),
+            Ended::Ids(ids) => {
+                if let ChunkAhead::Reading(head) = self.ahead {
+                    self.ahead = match ids {
+                        Ok(Some(ids)) => ChunkAhead::visiting(head, ids),
+                        // Its own round meets the same.
+                        Ok(None) | Err(_) => ChunkAhead::Absent,
+                    };
+                }
+                return;
+            }
+        };
+        self.visiting.remove(&segment);
+        self.images.extend(image);
+        let moved = end.map_or(0, |end| end.moved);
+        if moved > 0
+            && self.target == VisitTarget::Window
+            && let Some(window) = &mut self.store.state.lock().window
+        {
+            window.set_begun();
+        }
+        if is_ahead {
+            // If it was not visited, the round of its chunk has it again.
+            if end.is_ok_and(|end| end.is_short)
+                && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
+            {
+                *left = SegmentsToVisit::OfIds(VecDeque::new());
+            }
+            return;
+        }
+        self.of_round -= 1;
+        self.has_moved |= moved > 0;
+        match end {
+            Ok(VisitEnd { is_complete, is_short, .. }) => {
+                self.has_left |= !is_complete;
+                self.is_paused |= is_short;
+            }
+            Err(error) if self.failure.as_ref().is_none_or(is_passing_error) => self.failure = Some(error),
+            Err(_) => {}
+        }
+    }
+}
+
+impl SegmentsToVisit {
+    /// The next segment that was not visited and is not visited now, with a prefix in it.
+    fn next_of(
+        &mut self,
+        store: &Store,
+        visiting: &FxHashSet<SegmentNumber>,
+    ) -> Option<(SegmentNumber, HashPrefix)> {
+        let mut guard = store.state.lock();
+        let state = &mut *guard;
+        let level = state.table.level();
+        match self {
+            SegmentsToVisit::OfIds(ids) => {
+                // A segment that is visited now may be split before: its ids are looked at again.
+                for _ in 0..ids.len() {
+                    let id = ids.pop_front()?;
+                    let prefix = HashPrefix::of_id(id);
+                    let (segment, _) = level.segment_of(prefix);
+                    if visiting.contains(&segment) {
+                        ids.push_back(id);
+                    } else if !state.is_visited(segment) {
+                        return Some((segment, prefix));
+                    }
+                }
+                None
+            }
+            SegmentsToVisit::UnvisitedFrom(from) => {
+                let segment = state.window.as_mut()?.next_unvisited(*from, level.segments())?;
+                *from = SegmentNumber(segment.0 + 1);
+                Some((segment, level.range_of(segment).first))
+            }
+            SegmentsToVisit::AllFrom(from) => {
+                let segment = *from;
+                let is_one = u64::from(segment.0) < level.segments();
+                *from = SegmentNumber(segment.0 + u32::from(is_one));
+                is_one.then(|| (segment, level.range_of(segment).first))
+            }
+        }
+    }
+}
