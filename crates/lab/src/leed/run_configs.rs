@@ -22,8 +22,12 @@ pub const DEPTH_MAX: usize = DEPTHS[DEPTHS.len() - 1];
 /// Compaction runs between phases when puts may have written so much since the last: the drive has room for three times as much.
 const GARBAGE_BYTES_MAX: u64 = 1 << 30;
 /// The settings of the engine.
-const OWN: LogStoreSettings =
-    LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 };
+const OWN: LogStoreSettings = LogStoreSettings {
+    durability: Durability::Completed,
+    sub_compactions: 8,
+    compactions: 1,
+    overlaps_rounds: true,
+};
 /// Those that a node has.
 const OF_NODE: LogStoreSettings =
     LogStoreSettings { compactions: COMPACTIONS_PER_CORE, sub_compactions: settings::SUB_COMPACTIONS, ..OWN };

@@ -60,12 +60,19 @@ pub struct LogStoreSettings {
     pub sub_compactions: usize,
     /// Compactions at once.
     pub compactions: usize,
+    /// Whether a round begins beside the end of the one before, as in a node.
+    pub overlaps_rounds: bool,
 }
 
 impl Default for LogStoreSettings {
     /// Those of the engine, with one compaction at once: figure 13b varies that.
     fn default() -> LogStoreSettings {
-        LogStoreSettings { durability: Durability::Completed, sub_compactions: 8, compactions: 1 }
+        LogStoreSettings {
+            durability: Durability::Completed,
+            sub_compactions: 8,
+            compactions: 1,
+            overlaps_rounds: true,
+        }
     }
 }
 
@@ -161,6 +168,7 @@ impl LogStoreExperiment {
             let adjust = |of_engine: &mut LogSettings| {
                 of_engine.sub_compactions = settings.sub_compactions;
                 of_engine.compactions = settings.compactions;
+                of_engine.overlaps_rounds = settings.overlaps_rounds;
             };
             let opened = open_with(&device, &pool, open_config(settings), &format, adjust).await;
             let volume = opened.map_err(|error| format!("open: {error}"))?;
