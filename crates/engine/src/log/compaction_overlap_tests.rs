@@ -6,7 +6,7 @@ use super::log_place::LogKind;
 use super::settings::LogSettings;
 use super::space_limits::ChunkPurpose;
 use super::test_log_volume::OpenTestVolume;
-use super::value_compaction::HeadChunk;
+use super::value_chunk_ids::ValueChunk;
 use crate::Durability;
 use crate::conformance::key_of;
 use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
@@ -138,6 +138,6 @@ fn a_directory_longer_than_the_first_read_is_read_again() {
     let live = volume.pool().live_of(chunk).expect("it is counted").records as usize;
     // 4 bytes an id, and the read has 4 KiB.
     assert!(live > 2_000, "{live} records");
-    let ids = block_on(volume.core.ids_of_chunk(store, HeadChunk { index, chunk }), || ());
+    let ids = block_on(volume.core.ids_of_chunk(store, ValueChunk { index, chunk }), || ());
     assert_eq!(ids.expect("no fault").expect("a directory").len(), live);
 }

@@ -4,13 +4,13 @@
 //!   round of chunk k      S visits at a time ── the last of them ──▶ published, head advanced, chunk free
 //!   chunk k + 1                         └ read ahead: directory ─▶ visits in their places ──▶ its round: what is left
 //! ```
-//! A round waits for its slowest visit, and so would the device. A visit moves all records that its segment has in the window, whatever chunk named
+//! A round waits for its slowest visit, and without those of the next round the device would wait, too. A visit moves all records that its segment has in the window, whatever chunk named
 //! it, so visits ahead need no others than those of their own round.
 //!
-//! In: segments, and whether the next round follows. Out: how visits ended. Invariants: a segment has one visit at a time; no visit in progress is
-//! dropped or left without being polled, as others may wait for the writes that it leads; visits ahead change no end of the round that they are beside,
+//! In: segments, and whether the next round follows. Out: how visits ended. Invariants: a segment that ids name has one visit at a time; no visit in
+//! progress is dropped or left without being polled, as others may wait for the writes that it leads; visits ahead change no end of the round that they are beside,
 //! and what they leave is visited in their own.
-//! Tested in `compaction_tests.rs`.
+//! Tested in `compaction_tests.rs` and `compaction_overlap_tests.rs`.
 
 use super::core::LogCore;
 use super::hash_prefix::{HashPrefix, SegmentNumber};
@@ -18,7 +18,7 @@ use super::pinned_chunks::is_passing_error;
 use super::segment_visit::{VisitEnd, VisitTarget};
 use super::space_pass::CompactionPass;
 use super::store::Store;
-use super::value_compaction::HeadChunk;
+use super::value_chunk_ids::ValueChunk;
 use crate::EngineError;
 use crate::common::work_slice::WorkSlice;
 use futures_util::future::{Either, LocalBoxFuture, select};
@@ -56,14 +56,14 @@ enum ChunkAhead {
     /// Its round does not follow, or its segments are not known.
     Absent,
     /// Its directory is being read.
-    Reading(HeadChunk),
+    Reading(ValueChunk),
     /// The ids of its records, and those whose segments still have to be visited ahead.
-    Visiting { head: HeadChunk, ids: VecDeque<u32>, left: SegmentsToVisit },
+    Visiting { head: ValueChunk, ids: VecDeque<u32>, left: SegmentsToVisit },
 }
 
 impl ChunkAhead {
     /// None of its segments was visited yet.
-    fn visiting(head: HeadChunk, ids: VecDeque<u32>) -> ChunkAhead {
+    fn visiting(head: ValueChunk, ids: VecDeque<u32>) -> ChunkAhead {
         let left = SegmentsToVisit::OfIds(ids.clone());
         ChunkAhead::Visiting { head, ids, left }
     }
@@ -172,7 +172,7 @@ impl<'a> SegmentVisits<'a> {
     }
 
     /// The round of `head` begins, and what was ahead of it is its own. Gives its ids if they were read.
-    pub(super) async fn begin_round(&mut self, head: HeadChunk) -> Option<VecDeque<u32>> {
+    pub(super) async fn begin_round(&mut self, head: ValueChunk) -> Option<VecDeque<u32>> {
         while matches!(self.ahead, ChunkAhead::Reading(_)) {
             let ended = self.running.next().await.expect("a read runs");
             self.note(ended);

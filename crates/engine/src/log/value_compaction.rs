@@ -27,6 +27,7 @@ use super::segment_image::OldValue;
 use super::segment_visit::VisitTarget;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::store::{Store, StoreState, granules_of};
+use super::value_chunk_ids::ValueChunk;
 use super::window_space::WindowSpace;
 use crate::EngineError;
 use std::collections::VecDeque;
@@ -34,13 +35,6 @@ use std::ops::Range;
 
 /// The units of a short image, with one for longer places.
 const SHORT_IMAGE_UNITS: u32 = 2;
-
-/// The head chunk of a value log, in its window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HeadChunk {
-    pub index: ChunkIndex,
-    pub chunk: ChunkNumber,
-}
 
 impl StoreState {
     /// Notes that compaction has moved a record, which leaves space in chunks that are not at the head yet.
@@ -137,11 +131,11 @@ impl LogCore {
     }
 
     /// The chunk behind the head, if visits move its records now.
-    pub(super) fn chunk_behind_head(&self, store: &Store) -> Option<HeadChunk> {
+    pub(super) fn chunk_behind_head(&self, store: &Store) -> Option<ValueChunk> {
         let state = store.state.lock();
         let (index, chunk) = state.values.sealed().nth(1)?;
         let is_reached = state.window.as_ref().is_some_and(|window| index < window.reach());
-        is_reached.then_some(HeadChunk { index, chunk })
+        is_reached.then_some(ValueChunk { index, chunk })
     }
 
     /// Whether visits move records behind the head chunk now.
@@ -154,7 +148,7 @@ impl LogCore {
     ///
     /// # Errors
     /// How the round ends: without a chunk, because writes of records in it are under way, or because a new window would take too many chunks.
-    fn open_window(&self, store: &Store, window_room: Option<u64>) -> Result<HeadChunk, RoundEnd> {
+    fn open_window(&self, store: &Store, window_room: Option<u64>) -> Result<ValueChunk, RoundEnd> {
         let mut guard = store.state.lock();
         let state = &mut *guard;
         let (index, chunk) = state.values.sealed().next().ok_or(RoundEnd::NoChunk)?;
@@ -185,7 +179,7 @@ impl LogCore {
             let has_space = self.volume.compactions.take_round(store.id, LogKind::Values, needed, spare);
             window.set_reach(if has_space { window.end() } else { ChunkIndex(index.0 + 1) });
         }
-        Ok(HeadChunk { index, chunk })
+        Ok(ValueChunk { index, chunk })
     }
 
     /// A window of these chunks.
@@ -241,7 +235,7 @@ impl LogCore {
     async fn visit_chunk(
         &self,
         store: &Store,
-        (head, ids): (HeadChunk, Option<VecDeque<u32>>),
+        (head, ids): (ValueChunk, Option<VecDeque<u32>>),
         visits: &mut SegmentVisits<'_>,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<VisitsEnd, EngineError> {
