@@ -5,6 +5,8 @@
 //!                                   ▲                       └ paused: the next choice without it
 //!                                   └── running compactions, free chunks
 //! ```
+//! A round that advanced its head goes on with the next one, whose first accesses begin beside its last, while that would be the next choice.
+//!
 //! In: how many chunks should be free. Out: whether anything helped. Invariants: one compaction of a log at a time; a round whose caller is
 //! dropped leaves what it moved so far, so callers let rounds run to their ends.
 //! Tested in `compaction_tests.rs`.
@@ -34,6 +36,7 @@ const MARKER_ATTEMPTS_MAX: u32 = 64;
 const UNCROWDED: u32 = 4;
 /// The spare chunks that each running compaction needs before one more begins, from [`UNCROWDED`] on. With fewer they contend for the last free chunks.
 const CHUNKS_PER_COMPACTION: u32 = 2;
+
 /// How a round of compaction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundEnd {
@@ -265,7 +268,7 @@ impl LogCore {
     }
 
     /// Whether a log would be chosen again when its head chunk is compacted. A value log goes on in its window although that of another store is worth
-    /// less: that one has a window of its own to open, and those that `waits` have found no room for theirs.
+    /// less: that one has a window of its own to open, for which those that `waits` lists have found no room.
     fn is_next_choice(
         &self,
         store: &Store,

@@ -105,14 +105,18 @@ impl LogCore {
         ahead: &mut Option<ChunkPiece>,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<RoundEnd, EngineError> {
-        let Some((index, chunk)) = store.state.lock().keys.sealed().next() else {
-            return Ok(RoundEnd::NoChunk);
+        let (head, behind) = {
+            let state = store.state.lock();
+            let mut sealed = state.keys.sealed();
+            (sealed.next(), sealed.next())
         };
+        let Some((index, chunk)) = head else { return Ok(RoundEnd::NoChunk) };
         let first = ahead.take().filter(|piece| (piece.index, piece.first) == (index, 0));
-        // Images of batches in flight are not counted yet.
+        // Images of batches in flight are not counted yet, and those in `behind` may not be written.
         self.commit_all(store).await?;
         if !self.is_chunk_empty(chunk) {
-            *ahead = self.move_images(store, (index, chunk), first, goes_on).await?;
+            let behind = || behind.filter(|_| goes_on());
+            *ahead = self.move_images(store, (index, chunk), first, behind).await?;
             self.commit_all(store).await?;
         }
         if !self.is_chunk_empty(chunk) {
@@ -152,13 +156,13 @@ impl LogCore {
     }
 
     /// Moves the live images of a chunk whose headers are intact. `next` may have its begin. Each piece is read while the one before is published, and
-    /// so is that of the chunk behind it, which is given, if `goes_on`.
+    /// so is the first one of the chunk `behind`, if there is any; that is given.
     async fn move_images(
         &self,
         store: &Store,
         (index, chunk): (ChunkIndex, ChunkNumber),
         mut next: Option<ChunkPiece>,
-        goes_on: &dyn Fn() -> bool,
+        behind: impl Fn() -> Option<(ChunkIndex, ChunkNumber)>,
     ) -> Result<Option<ChunkPiece>, EngineError> {
         let layout = self.volume.layout();
         let (mut unit, mut busy, mut slice) = (0, Vec::new(), WorkSlice::default());
@@ -197,11 +201,11 @@ impl LogCore {
                     None => Ok(()),
                 }
             };
-            let behind = match unit < layout.chunk_units {
+            let following = match unit < layout.chunk_units {
                 true => Some(((index, chunk), unit)),
-                false => self.key_chunk_behind_head(store).filter(|_| goes_on()).map(|behind| (behind, 0)),
+                false => behind().map(|behind| (behind, 0)),
             };
-            let read = OptionFuture::from(behind.map(|(chunk, unit)| self.read_piece(store, chunk, unit)));
+            let read = OptionFuture::from(following.map(|(chunk, unit)| self.read_piece(store, chunk, unit)));
             let (published, piece) = join(published, read).await;
             published?;
             next = piece;
@@ -210,10 +214,6 @@ impl LogCore {
             self.move_busy_image(store, image).await?;
         }
         Ok(next)
-    }
-
-    fn key_chunk_behind_head(&self, store: &Store) -> Option<(ChunkIndex, ChunkNumber)> {
-        store.state.lock().keys.sealed().nth(1)
     }
 
     /// The units that are read of a chunk from one on.
