@@ -1,8 +1,11 @@
-//! Tests of rounds of compaction whose accesses overlap: each frees its chunk, whatever the visits ahead of the next one meet.
+//! Tests of compaction that prefetches the next round: each round frees its chunk, whatever the prefetched visits meet.
 
 use super::compaction_rounds::{RoundEnd, RoundPace};
 use super::compaction_tests::{Model, check_values, filled, stored, value_head};
+use super::hash_prefix::HashPrefix;
 use super::log_place::LogKind;
+use super::segment_visit::VisitTarget;
+use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::settings::LogSettings;
 use super::space_limits::ChunkPurpose;
 use super::test_log_volume::OpenTestVolume;
@@ -10,7 +13,7 @@ use super::value_chunk_ids::ValueChunk;
 use crate::Durability;
 use crate::conformance::key_of;
 use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
-use octokv_runtime::block_on;
+use octokv_runtime::{block_on, yield_now};
 use std::sync::atomic::Ordering;
 
 const KEYS: u64 = 1_500;
@@ -63,6 +66,39 @@ fn rounds_go_on_until_the_window_has_given_back_what_it_took() {
         volume.check_counts();
         check_values(&volume, KEYS, &model);
     }
+}
+
+#[test]
+fn segments_of_the_next_chunk_are_visited_before_its_round() {
+    let unvisited = |goes_on: bool| {
+        let (volume, _) = with_begun_window(|_| ());
+        let store = &volume.stores()[0];
+        let chunks: Vec<ValueChunk> = {
+            let state = store.state.lock();
+            state.values.sealed().take(2).map(|(index, chunk)| ValueChunk { index, chunk }).collect()
+        };
+        let ids = |of| {
+            block_on(volume.core.ids_of_chunk(store, of), || ()).expect("no fault").expect("a directory")
+        };
+        let mut visits = SegmentVisits::new(&volume.core, store, VisitTarget::Window);
+        let of_round = SegmentsToVisit::OfIds(ids(chunks[0]));
+        assert_eq!(block_on(visits.visit(of_round, &|| goes_on), || ()), Ok(VisitsEnd::All));
+        assert_eq!(visits.is_ahead(), goes_on);
+        let others_run = async {
+            for _ in 0..2_000 {
+                yield_now().await;
+            }
+        };
+        block_on(visits.beside(others_run), || ());
+        block_on(visits.finish(), || ()).expect("no fault");
+        let state = &mut *store.state.lock();
+        let level = state.table.level();
+        let segments = ids(chunks[1]).into_iter().map(|id| level.segment_of(HashPrefix::of_id(id)).0);
+        segments.filter(|&segment| !state.is_visited(segment)).count()
+    };
+    let without = unvisited(false);
+    assert!(without > 3, "{without}");
+    assert_eq!(unvisited(true), 0);
 }
 
 #[test]

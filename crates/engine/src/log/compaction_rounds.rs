@@ -5,7 +5,7 @@
 //!                                   ▲                       └ paused: the next choice without it
 //!                                   └── running compactions, free chunks
 //! ```
-//! A round that advanced its head goes on with the next one, whose first accesses begin beside its last, while that would be the next choice.
+//! Further rounds of the same log follow while the policy would choose it again, and are prefetched.
 //!
 //! In: how many chunks should be free. Out: whether anything helped. Invariants: one compaction of a log at a time; a round whose caller is
 //! dropped leaves what it moved so far, so callers let rounds run to their ends.
@@ -206,8 +206,8 @@ impl LogCore {
         self.compact_within(store, log, None, &|| false).await
     }
 
-    /// [`LogCore::compact_once`] with a limit of the free chunks that a new window of a value log may take, `None` for none; and further rounds while
-    /// `goes_on`, which it is asked before the last accesses of each: those of the next round begin beside them.
+    /// [`LogCore::compact_once`], and further rounds while `goes_on` returns true; each round calls that when its last accesses are in progress, and
+    /// prefetches the next one. `window_room` limits the free chunks that a new window of a value log may take; `None` is no limit.
     async fn compact_within(
         &self,
         store: &Store,
@@ -236,7 +236,7 @@ impl LogCore {
         Ok(end)
     }
 
-    /// What follows a round: its log may be pinned, and the chunk that it gave up becomes free.
+    /// Completes a round: pins the head chunk behind repeated device errors, and frees the chunk in front of an advanced head.
     ///
     /// # Errors
     /// That of the round, unless space was short; of a checkpoint; as for [`LogCore::free_retired`].
@@ -267,8 +267,8 @@ impl LogCore {
         is_open && settings.overlaps_rounds && settings.compaction_max_per_second == u64::MAX
     }
 
-    /// Whether a log would be chosen again when its head chunk is compacted. A value log goes on in its window although that of another store is worth
-    /// less: that one has a window of its own to open, for which those that `waits` lists have found no room.
+    /// Whether the policy would choose a log again if its head chunk were compacted. Value logs of other stores are no rivals of an open window, and the logs
+    /// in `waits`, which found no room for a window, are no rivals of a key log.
     fn is_next_choice(
         &self,
         store: &Store,

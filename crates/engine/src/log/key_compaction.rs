@@ -54,7 +54,7 @@ impl ImageToMove {
     }
 }
 
-/// What was read of a key chunk. Its bytes stay: it is sealed, and only this compaction gives it up.
+/// Bytes read from a sealed key chunk. They do not change until the compaction of this log frees the chunk.
 struct ChunkPiece {
     index: ChunkIndex,
     /// The first unit.
@@ -73,8 +73,8 @@ enum ImageStep {
 }
 
 impl LogCore {
-    /// Rounds of key compaction: the first, and those that follow while `goes_on`. Each appends the live images of the head chunk again, and advances
-    /// the head.
+    /// Runs one round of key compaction, and further ones while `goes_on` returns true. A round appends the live images of the head chunk again and
+    /// advances the head.
     ///
     /// # Errors
     /// Device failures, no memory. The head is where the last round left it, and a further round goes on.
@@ -98,7 +98,7 @@ impl LogCore {
         Ok(if has_advanced { RoundEnd::Advanced } else { end })
     }
 
-    /// One round. `ahead` may have the begin of the head chunk, and gets that of the chunk behind it if the next round follows.
+    /// One round. `ahead` is the first piece of the head chunk, if that was prefetched; afterwards that of the next head, if its round follows.
     async fn key_round(
         &self,
         store: &Store,
@@ -155,8 +155,8 @@ impl LogCore {
         }
     }
 
-    /// Moves the live images of a chunk whose headers are intact. `next` may have its begin. Each piece is read while the one before is published, and
-    /// so is the first one of the chunk `behind`, if there is any; that is given.
+    /// Moves the live images of a chunk whose headers are intact. `next` is its first piece, if that was prefetched. Prefetches each following piece while
+    /// the images of the current one are published, at last the first piece of the chunk `behind`, if there is one, and returns that.
     async fn move_images(
         &self,
         store: &Store,

@@ -15,7 +15,8 @@
 //! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
-//! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`, `segment_visits`: what is live at the head of a log moves to its tail. `stale_entries`: what is not moved.
+//! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`, `segment_visits`: compaction, which copies live images and records from the
+//!   head of a log to its tail. `stale_entries`: the entries that it drops.
 //!   `compaction_rounds`, `running_compactions`: one log after another. `compaction_window`: the segments that a window's compaction has visited.
 //! - [`hash_prefix`]: from a ring position to a store and a segment of it; linear hashing.
 //! - [`known_chunks`]: the chunks of a log that a recovery knows; [`log_window`]: its reads of them, in pieces.

@@ -1,15 +1,15 @@
-//! Visits of value compaction, some at a time; they go on while one round ends and the next one begins.
+//! Concurrent segment visits of value compaction, with prefetch of the next round (LEED §3.3).
 //!
 //! ```text
 //!   round of chunk k      S visits at a time ── the last of them ──▶ published, head advanced, chunk free
-//!   chunk k + 1                         └ read ahead: directory ─▶ visits in their places ──▶ its round: what is left
+//!   chunk k + 1           prefetch:  directory read ─▶ visits in the free slots ──▶ its round visits the remaining segments
 //! ```
-//! A round waits for its slowest visit, and without those of the next round the device would wait, too. A visit moves all records that its segment has in the window, whatever chunk named
-//! it, so visits ahead need no others than those of their own round.
+//! A round waits for its slowest visit; prefetched visits keep the device busy meanwhile. A visit moves all records of its segment in the window, whichever
+//! chunk's directory lists the segment, so a prefetched visit does the work of the later round.
 //!
-//! In: segments, and whether the next round follows. Out: how visits ended. Invariants: a segment that ids name has one visit at a time; no visit in
-//! progress is dropped or left without being polled, as others may wait for the writes that it leads; visits ahead change no end of the round that they are beside,
-//! and what they leave is visited in their own.
+//! In: segments, and whether the next round follows. Out: the result of the visits. Invariants: a segment that ids name has one visit at a time; no visit in
+//! progress is dropped or left without being polled, as others may wait for the writes that it leads; prefetched visits do not change the result of the current round,
+//! and the next round visits again what they did not complete.
 //! Tested in `compaction_tests.rs` and `compaction_overlap_tests.rs`.
 
 use super::core::LogCore;
@@ -49,27 +49,27 @@ pub(super) enum SegmentsToVisit {
     AllFrom(SegmentNumber),
 }
 
-/// The chunk behind the head, whose round follows.
+/// The prefetch of the next round, which is that of the chunk behind the head.
 enum ChunkAhead {
-    /// It was not asked yet whether its round follows.
+    /// Not decided yet.
     Unknown,
-    /// Its round does not follow, or its segments are not known.
+    /// None: the next round does not follow, or the chunk has no readable directory.
     Absent,
-    /// Its directory is being read.
+    /// The directory is being read.
     Reading(ValueChunk),
-    /// The ids of its records, and those whose segments still have to be visited ahead.
+    /// The directory was read. `ids` are the ids of all records of the chunk, `left` the segments without a prefetched visit so far.
     Visiting { head: ValueChunk, ids: VecDeque<u32>, left: SegmentsToVisit },
 }
 
 impl ChunkAhead {
-    /// None of its segments was visited yet.
+    /// The state behind the read of the directory, before the first visit.
     fn visiting(head: ValueChunk, ids: VecDeque<u32>) -> ChunkAhead {
         let left = SegmentsToVisit::OfIds(ids.clone());
         ChunkAhead::Visiting { head, ids, left }
     }
 }
 
-/// What has ended.
+/// A completed task.
 enum Ended<'a> {
     Visit {
         segment: SegmentNumber,
@@ -77,11 +77,11 @@ enum Ended<'a> {
         end: Result<VisitEnd, EngineError>,
         image: Option<CompactionPass<'a>>,
     },
-    /// The directory of the chunk ahead was read.
+    /// The read of the directory of the chunk behind the head.
     Ids(Result<Option<VecDeque<u32>>, EngineError>),
 }
 
-/// The visits of a store.
+/// The visits of a store that are in progress.
 pub(super) struct SegmentVisits<'a> {
     core: &'a LogCore,
     store: &'a Store,
@@ -119,8 +119,8 @@ impl<'a> SegmentVisits<'a> {
         }
     }
 
-    /// Visits segments of one round, and publishes what they changed. When none of them is left to begin, and `goes_on`, visits of the chunk
-    /// behind the head begin.
+    /// Visits the segments of one round and publishes their changes. Starts the prefetch of the next round when all of them have been started and `goes_on`
+    /// returns true.
     ///
     /// # Errors
     /// Of visits of the round, behind which all others have ended; of the commit.
@@ -151,7 +151,7 @@ impl<'a> SegmentVisits<'a> {
         }
     }
 
-    /// Runs `work` to its end, while the visits go on that are ahead of their round.
+    /// Polls `work` to completion, and prefetched visits beside it.
     pub(super) async fn beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -166,12 +166,12 @@ impl<'a> SegmentVisits<'a> {
         }
     }
 
-    /// Whether the round of the chunk behind the head was begun, which follows then.
+    /// Whether the prefetch of the next round has started. The caller runs that round then.
     pub(super) fn is_ahead(&self) -> bool {
         matches!(self.ahead, ChunkAhead::Reading(_) | ChunkAhead::Visiting { .. })
     }
 
-    /// The round of `head` begins, and what was ahead of it is its own. Gives its ids if they were read.
+    /// Begins the round of `head`. Returns the ids of its records if its directory was prefetched.
     pub(super) async fn begin_round(&mut self, head: ValueChunk) -> Option<VecDeque<u32>> {
         while matches!(self.ahead, ChunkAhead::Reading(_)) {
             let ended = self.running.next().await.expect("a read runs");
@@ -207,7 +207,7 @@ impl<'a> SegmentVisits<'a> {
         published
     }
 
-    /// Begins visits of the round, as many as may run. Whether any is left to begin.
+    /// Starts visits of the round, as many as may run. Returns whether segments are left to start.
     fn begin_visits(&mut self, segments: &mut SegmentsToVisit) -> bool {
         // What the device fails to read keeps nothing else from being moved.
         while self.failure.as_ref().is_none_or(is_passing_error) && !self.is_paused {
@@ -247,7 +247,7 @@ impl<'a> SegmentVisits<'a> {
         }));
     }
 
-    /// Begins with the chunk behind the head, if its round follows.
+    /// Starts the prefetch of the next round if that follows, once in a round.
     pub(super) fn begin_ahead(&mut self, goes_on: &dyn Fn() -> bool) {
         if matches!(self.ahead, ChunkAhead::Unknown) {
             let may_begin = !self.is_paused && self.failure.is_none() && self.target == VisitTarget::Window;
@@ -269,11 +269,11 @@ impl<'a> SegmentVisits<'a> {
         self.visit_ahead();
     }
 
-    /// Begins visits of the chunk behind the head, as many as may run.
+    /// Starts prefetched visits, as many as may run.
     fn visit_ahead(&mut self) {
         while self.has_place()
             && self.has_space()
-            && self.core.reaches_behind_head(self.store)
+            && self.core.reaches_window_end(self.store)
             && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
             && let Some((segment, prefix)) = left.next_of(self.store, &self.visiting)
         {
@@ -305,7 +305,7 @@ impl<'a> SegmentVisits<'a> {
             window.set_begun();
         }
         if is_ahead {
-            // If it was not visited, the round of its chunk has it again.
+            // If it did not complete, the round of its chunk visits the segment again.
             if end.is_ok_and(|end| end.is_short)
                 && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
             {

@@ -41,7 +41,7 @@ pub struct LogSettings {
     pub window_divisor: u32,
     /// Segments that one compaction handles at the same time (the sub-compactions of LEED), at least 1.
     pub sub_compactions: usize,
-    /// Whether the first accesses of a round of compaction begin beside the last ones of the round before (the prefetching of LEED).
+    /// Whether compaction prefetches the next round: its first accesses overlap the last ones of the current round (LEED §3.3).
     pub overlaps_rounds: bool,
     /// Compactions of different logs that a core's maintenance runs at the same time (the co-scheduling of LEED), at least 1.
     pub compactions: usize,

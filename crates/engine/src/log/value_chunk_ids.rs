@@ -17,7 +17,7 @@ use super::value_record::ValueRecordPlace;
 use crate::EngineError;
 use std::collections::VecDeque;
 
-/// The part of a chunk that is read first, in one read: the directory of records of 256 B, which has 4 B for each, is shorter.
+/// The first read covers this part of a chunk, at its end. The directory of records of 256 B, 4 B for each, is shorter.
 const DIRECTORY_READ_DIVISOR: u32 = 64;
 /// The least and the most bytes of that read.
 const DIRECTORY_READ_BYTES: (u32, u32) = (4 << 10, 128 << 10);

@@ -62,7 +62,7 @@ impl StoreState {
 }
 
 impl LogCore {
-    /// Rounds of value compaction: the first, and those that follow while `goes_on`, to the end of the window at most. `window_room` limits the free
+    /// Runs one round of value compaction, and further ones in the same window while `goes_on` returns true. `window_room` limits the free
     /// chunks that a new window may take, by [`CompactionWindow::takes_more`]; `None` is no limit.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl LogCore {
         Ok(())
     }
 
-    /// The chunk behind the head, if visits move its records now.
+    /// The chunk behind the head, if visits currently move its records.
     pub(super) fn chunk_behind_head(&self, store: &Store) -> Option<ValueChunk> {
         let state = store.state.lock();
         let (index, chunk) = state.values.sealed().nth(1)?;
@@ -138,8 +138,8 @@ impl LogCore {
         is_reached.then_some(ValueChunk { index, chunk })
     }
 
-    /// Whether visits move records behind the head chunk now.
-    pub(super) fn reaches_behind_head(&self, store: &Store) -> bool {
+    /// Whether visits currently move records of the whole window, not those of the head chunk alone.
+    pub(super) fn reaches_window_end(&self, store: &Store) -> bool {
         let window_end = |window: &CompactionWindow| window.reach() == window.end();
         store.state.lock().window.as_ref().is_some_and(window_end)
     }
