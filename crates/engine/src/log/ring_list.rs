@@ -4,21 +4,34 @@
 //! page is a segment as it was when it was looked up. What is damaged is left out.
 //!
 //! Images are read ahead: the first alone, then two at once, three and so on, so that a short listing reads little that it does not show. If a segment was
-//! split since the reads behind it began, they do not begin where it ends now, and are made again.
+//! split since the reads behind it began, they do not begin where it ends now, and are made again. A scan also reads values of a page ahead.
 //! Tested below, and by the conformance suite.
 
 use super::core::LogCore;
 use super::hash_prefix::HashPrefix;
-use super::segment_entry::SegmentEntry;
+use super::segment_entry::{EntryContents, SegmentEntry};
 use super::segment_reads::{FoundImage, ReadRepeats};
 use super::store::Store;
 use crate::{EngineError, KeySink, ScanEntry, ScanSink, ValueRange, value_digest};
 use futures_util::future::LocalBoxFuture;
-use futures_util::stream::{FuturesOrdered, StreamExt};
+use futures_util::stream::{self, FuturesOrdered, StreamExt};
 use octokv_base::{Key, RingPosition, RingRange, Version};
 
-/// The most images that are read at once.
+/// The most images, and the most values, that are read at once.
 const READS_MAX: usize = 8;
+
+/// The most bytes of values that a scan reads at once, unless one alone is longer.
+const VALUE_BYTES_READ_MAX: u32 = 1 << 20;
+
+/// How many values of a page a scan reads at once.
+fn value_reads_max(entries: &[(RingPosition, SegmentEntry<'_>)]) -> usize {
+    let value_bytes = |(_, entry): &(_, SegmentEntry<'_>)| match entry.contents {
+        EntryContents::Value { bytes, .. } => bytes,
+        _ => 0,
+    };
+    let longest = entries.iter().map(value_bytes).max().unwrap_or(0).max(1);
+    READS_MAX.min((VALUE_BYTES_READ_MAX / longest) as usize).max(1)
+}
 
 /// A page of a listing.
 struct ListPage {
@@ -159,14 +172,19 @@ impl LogCore {
             let first = store.prefix_of(range.first().max(store.range.first()));
             let mut pages = ListPages::new(self, store, first);
             while let Some(page) = pages.next(last).await? {
-                for (position, entry) in page.entries(self) {
-                    if !range.contains(position) || entry.meta.version < since {
-                        continue;
-                    }
-                    let Some(shown) = self.shown_in_scan(store, &entry, &page).await? else { continue };
+                let mut entries = page.entries(self);
+                entries.retain(|(position, entry)| range.contains(*position) && entry.meta.version >= since);
+                let reads_max = value_reads_max(&entries);
+                let (core, page) = (self, &page);
+                let shown = entries.iter().map(|(position, entry)| async move {
+                    (*position, entry.key, core.shown_in_scan(store, entry, page).await)
+                });
+                let mut shown = stream::iter(shown).buffered(reads_max);
+                while let Some((position, key, shown)) = shown.next().await {
+                    let Some(shown) = shown? else { continue };
                     let offered = ScanEntry {
                         position,
-                        key: entry.key,
+                        key,
                         version: shown.version,
                         is_tombstone: shown.digest.is_none(),
                         digest: shown.digest.unwrap_or(0),
@@ -221,12 +239,16 @@ impl LogCore {
 
 #[cfg(test)]
 mod tests {
+    use super::super::segment_entry::ValuePlace;
     use super::super::test_log_volume::OpenTestVolume;
     use super::*;
+    use crate::common::record::RecordMeta;
     use crate::conformance::key_of;
     use crate::{Durability, PutOptions};
     use octokv_runtime::block_on;
     use std::collections::BTreeSet;
+    use std::future::poll_fn;
+    use std::pin::pin;
 
     fn stored(volume: &OpenTestVolume, number: u64) {
         block_on(volume.put(&key_of(number), number, 100, PutOptions::default()), || ()).expect("space");
@@ -276,5 +298,48 @@ mod tests {
         let mut pages = ListPages::new(&volume.core, store, first);
         assert!(block_on(pages.next(first), || ()).expect("no fault").is_some());
         assert!(block_on(pages.next(first), || ()).expect("no fault").is_none() && pages.reads.is_empty());
+    }
+
+    #[test]
+    fn a_scan_reads_values_ahead_and_offers_them_in_order() {
+        let volume = OpenTestVolume::new(5, Durability::PowerSafe, |_| ());
+        (0..500).for_each(|number| stored(&volume, number));
+        let (mut offered, mut polls, mut last) = (0, 0, None);
+        let mut sink = |entry: &ScanEntry<'_>| {
+            assert!(last < Some(entry.position), "{:?} behind {last:?}", entry.position);
+            (last, offered) = (Some(entry.position), offered + 1);
+            true
+        };
+        {
+            let mut scan = pin!(volume.core.scan_range(RingRange::FULL, Version::NONE, &mut sink));
+            let counted = poll_fn(|context| {
+                polls += 1;
+                scan.as_mut().poll(context)
+            });
+            assert_eq!(block_on(counted, || ()), Ok(()));
+        }
+        // A read takes 1.5 turns of others on average, and each of them polls the scan.
+        assert!(offered == 500 && polls < offered, "{polls} polls for {offered} values");
+    }
+
+    #[test]
+    fn longer_values_are_read_fewer_at_once() {
+        let entries = |value_bytes: &[u32]| -> Vec<_> {
+            let entry = |&bytes| {
+                let contents = EntryContents::Value { bytes, at: ValuePlace::Nowhere };
+                (RingPosition(0), SegmentEntry { key: b"key", meta: RecordMeta::PLAIN, contents })
+            };
+            value_bytes.iter().map(entry).collect()
+        };
+        for (value_bytes, reads) in [
+            (&[][..], 8),
+            (&[0], 8),
+            (&[100, 128 << 10], 8),
+            (&[300_000, 5], 3),
+            (&[1 << 20], 1),
+            (&[5 << 20], 1),
+        ] {
+            assert_eq!(value_reads_max(&entries(value_bytes)), reads, "{value_bytes:?}");
+        }
     }
 }
