@@ -114,6 +114,8 @@ pub enum InjectedBug {
     LogTailForgetsPrefix,
     /// A segment is released while a batch with its changes is in flight.
     LogDropBusy,
+    /// Value compaction takes the prefetched visits of a chunk for all that it needs.
+    LogTrustPrefetch,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -2,6 +2,7 @@
 //!
 //! In: the engine of a plan, random numbers. Out: a piece of work, which runs on a handle of the engine to its end.
 
+use crate::draw::pick;
 use crate::engine_plan::EnginePlan;
 use octokv_base::Prng;
 use octokv_engine::log::handle::LogEngine;
@@ -35,8 +36,8 @@ pub enum TreeWork {
 /// Work of the log engine.
 #[derive(Clone, Copy, Debug)]
 pub enum LogWork {
-    /// A round of one log of each store.
-    Compact(LogKind),
+    /// Some rounds of one log of each store, which overlap.
+    Compact(LogKind, u32),
     /// Rounds as long as there is garbage.
     CompactAll,
     /// A split in each store, if that is due.
@@ -59,8 +60,8 @@ impl EngineWork {
                 _ => TreeWork::Checkpoint,
             })),
             EnginePlan::Log(_) => Some(EngineWork::Log(match random.below(12) {
-                0..3 => LogWork::Compact(LogKind::Keys),
-                3..7 => LogWork::Compact(LogKind::Values),
+                0..3 => LogWork::Compact(LogKind::Keys, pick(random, &[1, 4])),
+                3..7 => LogWork::Compact(LogKind::Values, pick(random, &[1, 4])),
                 7 => LogWork::CompactAll,
                 8 | 9 => LogWork::Split,
                 10 => LogWork::MarkDurable,
@@ -93,7 +94,7 @@ impl TreeWork {
 impl LogWork {
     async fn run(self, engine: &LogEngine) {
         let _ = match self {
-            LogWork::Compact(log) => engine.compact_once(log).await.map(drop),
+            LogWork::Compact(log, rounds) => engine.compact_rounds(log, rounds).await.map(drop),
             LogWork::CompactAll => engine.compact_all().await,
             LogWork::Split => engine.split_once().await.map(drop),
             LogWork::MarkDurable => engine.mark_durable().await,

@@ -55,8 +55,8 @@ impl LogPlan {
             split_lag_percent: pick(random, &[0, 25, 200]),
             rewrites_tail: !random.one_in(5),
             window_divisor: pick(random, &[0, 1, 4, 8]),
-            sub_compactions: pick(random, &[1, 2, 8]),
-            compactions: pick(random, &[1, 2, 4, 4]),
+            sub_compactions: pick(random, &[1, 2, 8, 16]),
+            compactions: pick(random, &[1, 2, 4, 8]),
             round_interval: Nanos::from_millis(pick(random, &[2, 20])),
             work_interval: between(random, 4, 60),
         }

@@ -34,6 +34,10 @@ pub fn draw_log_plan(seed: u64) -> KvScenarioPlan {
     node.disk.size_bytes = log.disk_bytes();
     // It has owners by its stores.
     (node.has_owner_cores, node.cache_bytes) = (false, draw_cache_bytes(seed));
+    if node.compact_bytes_per_second > 1 << 30 {
+        // Rounds of compaction overlap only without a limit.
+        node.compact_bytes_per_second = u64::MAX;
+    }
     node.pool_bytes = node.pool_bytes.max(pick(random, &[1 << 20, 8 << 20]));
     let bytes_max = pick(random, &[200, 1_000, u64::MAX, u64::MAX]);
     plan.load.value_bytes_max = plan.load.value_bytes_max.min(node.value_bytes_max.into()).min(bytes_max);

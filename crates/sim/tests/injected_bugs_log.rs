@@ -69,13 +69,18 @@ fn a_moved_record_that_replaces_a_newer_one_is_found() {
 }
 
 #[test]
+fn a_head_that_passes_what_prefetched_visits_left_is_found() {
+    assert_found_in_log(InjectedBug::LogTrustPrefetch, 60);
+}
+
+#[test]
 fn recovery_that_trusts_torn_values_is_found() {
     assert_found_in_log(InjectedBug::LogTrustTail, 100);
 }
 
 #[test]
 fn recovery_that_takes_images_of_an_earlier_opening_is_found() {
-    assert_found_in_log(InjectedBug::LogOldIncarnation, 60);
+    assert_found_in_log(InjectedBug::LogOldIncarnation, 200);
 }
 
 #[test]

@@ -80,7 +80,7 @@ fn segments_of_the_next_chunk_are_visited_before_its_round() {
         let ids = |of| {
             block_on(volume.core.ids_of_chunk(store, of), || ()).expect("no fault").expect("a directory")
         };
-        let mut visits = SegmentVisits::new(&volume.core, store, VisitTarget::Window);
+        let mut visits = SegmentVisits::new(&volume.core, store, VisitTarget::Window, RoundPace::Any);
         let of_round = SegmentsToVisit::OfIds(ids(chunks[0]));
         assert_eq!(block_on(visits.visit(of_round, &|| goes_on), || ()), Ok(VisitsEnd::All));
         assert_eq!(visits.is_ahead(), goes_on);

@@ -25,6 +25,7 @@ use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
 use octokv_runtime::yield_now;
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 /// The markers of a round, with one as a margin: a log whose garbage is not more would be compacted for ever.
@@ -56,9 +57,9 @@ pub(super) enum RoundEnd {
 /// Which rounds begin while other compactions run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RoundPace {
-    /// All, one at a time.
+    /// All, one at a time, as fast as the device is.
     Any,
-    /// All but those that open a window for which the open ones of other stores leave too few free chunks ([`SpaceLimits::window_chunks`]), those of
+    /// At the pace that free space asks for, all but those that open a window for which the open ones of other stores leave too few free chunks ([`SpaceLimits::window_chunks`]), those of
     /// key logs whose space is worth far more, and none beside many compactions that leave few spare chunks.
     ///
     /// [`SpaceLimits::window_chunks`]: super::space_limits::SpaceLimits::window_chunks
@@ -84,6 +85,16 @@ struct SealedChunk {
     vacated_bytes: u64,
 }
 
+impl LogContents {
+    /// What lives in the head chunk, or in a chunk on average if that is less. A head that is fuller than the others is cold: what compacting it costs is
+    /// spent on the garbage behind it.
+    fn head_or_mean(&self) -> LiveContents {
+        let mean = |sum: u64| sum.checked_div(self.chunks).map_or(0, |mean| mean as u32);
+        let mean = LiveContents { records: mean(self.records).max(1), amount: mean(self.amount).max(1) };
+        if self.head.amount > mean.amount { mean } else { self.head }
+    }
+}
+
 impl LogCore {
     /// Compacts the log whose space is worth least, for so many chunks that a write needs. False if enough are free, or nothing helps
     /// now. With [`RoundPace::InTurn`] windows of several stores are opened one after another: a window first takes chunks, and with too many of them
@@ -99,7 +110,7 @@ impl LogCore {
         let others = volume.compactions.len();
         let is_crowded =
             others >= UNCROWDED && volume.passes.spare_chunks(pool) < CHUNKS_PER_COMPACTION * others;
-        if pace == RoundPace::InTurn && is_crowded {
+        if pace == RoundPace::InTurn && (is_crowded || others as usize >= self.compactions_at_once(wanted)) {
             return Ok(false);
         }
         let ((mut candidates, mut postponed), mut out_of_turn) = (self.candidates(), Vec::new());
@@ -138,9 +149,11 @@ impl LogCore {
             let goes_on = || {
                 pace == RoundPace::InTurn
                     && self.may_go_on()
+                    && volume.compactions.len() as usize
+                        <= self.compactions_at_once(volume.passes.wanted_chunks(pool))
                     && self.is_next_choice(store, log, (&out_of_turn, worth_max))
             };
-            match self.compact_within(store, log, room, &goes_on).await {
+            match self.compact_within(store, log, (pace, room), &goes_on).await {
                 Ok(RoundEnd::OutOfTurn) => out_of_turn.push(candidate),
                 Ok(RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }) => return Ok(true),
                 Ok(RoundEnd::Paused { has_moved: false } | RoundEnd::NoChunk) => {}
@@ -151,14 +164,18 @@ impl LogCore {
         }
     }
 
-    /// Compacts the head chunk of one of the logs of each store. Whether a head has advanced.
+    /// Compacts the first `rounds` chunks of one of the logs of each store, which overlap unless compaction has a limit: then it is the head chunk alone.
+    /// Whether a head has advanced.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
-    pub(super) async fn compact_stores(&self, log: LogKind) -> Result<bool, EngineError> {
+    pub(super) async fn compact_stores(&self, log: LogKind, rounds: u32) -> Result<bool, EngineError> {
         let mut has_advanced = false;
         for store in &self.volume.stores {
-            has_advanced |= self.compact_once(store, log).await? == RoundEnd::Advanced;
+            let left = Cell::new(rounds.saturating_sub(1));
+            let goes_on = || self.may_go_on() && left.replace(left.get().saturating_sub(1)) > 0;
+            has_advanced |= self.compact_within(store, log, (RoundPace::Any, None), &goes_on).await?
+                == RoundEnd::Advanced;
         }
         Ok(has_advanced)
     }
@@ -179,7 +196,7 @@ impl LogCore {
         let mut idle = self.volume.stores.iter().filter(is_idle);
         let Some(store) = idle.find(|store| has_debt(store)) else { return Ok(false) };
         let goes_on = || self.may_go_on() && has_debt(store);
-        let end = self.compact_within(store, LogKind::Values, None, &goes_on).await?;
+        let end = self.compact_within(store, LogKind::Values, (RoundPace::InTurn, None), &goes_on).await?;
         Ok(matches!(end, RoundEnd::Advanced | RoundEnd::Paused { has_moved: true }))
     }
 
@@ -198,21 +215,26 @@ impl LogCore {
         (taken > 0).then(|| self.volume.pool.limits().window_chunks().saturating_sub(taken))
     }
 
-    /// One round of a log, and what makes the chunk free that it gave up. Does nothing if the log is being compacted, or its store is lost.
+    /// One round of a log.
     ///
     /// # Errors
     /// As for [`LogCore::compact_round`].
+    #[cfg(test)]
     pub(super) async fn compact_once(&self, store: &Store, log: LogKind) -> Result<RoundEnd, EngineError> {
-        self.compact_within(store, log, None, &|| false).await
+        self.compact_within(store, log, (RoundPace::Any, None), &|| false).await
     }
 
-    /// [`LogCore::compact_once`], and further rounds while `goes_on` returns true; each round calls that when its last accesses are in progress, and
-    /// prefetches the next one. `window_room` limits the free chunks that a new window of a value log may take; `None` is no limit.
+    /// One round of a log, and what makes the chunk free that it gave up; and further rounds while `goes_on` returns true: each round calls that when its last
+    /// accesses are in progress, and prefetches the next one. Does nothing if the log is being compacted, or its store is lost. `window_room` limits the free
+    /// chunks that a new window of a value log may take; `None` is no limit.
+    ///
+    /// # Errors
+    /// As for [`LogCore::compact_round`].
     async fn compact_within(
         &self,
         store: &Store,
         log: LogKind,
-        window_room: Option<u64>,
+        (pace, window_room): (RoundPace, Option<u64>),
         goes_on: &dyn Fn() -> bool,
     ) -> Result<RoundEnd, EngineError> {
         let paused = RoundEnd::Paused { has_moved: false };
@@ -226,7 +248,7 @@ impl LogCore {
         // Boxed because they are long, and rare beside the operations that may run them.
         let end = match log {
             LogKind::Keys => Box::pin(self.compact_keys(store, goes_on)).await,
-            LogKind::Values => Box::pin(self.compact_values(store, window_room, goes_on)).await,
+            LogKind::Values => Box::pin(self.compact_values(store, (pace, window_room), goes_on)).await,
         }?;
         drop(turn);
         if !matches!(end, RoundEnd::OutOfTurn | RoundEnd::Paused { has_moved: false }) {
@@ -258,6 +280,31 @@ impl LogCore {
             self.free_retired(store).await?;
         }
         Ok(end)
+    }
+
+    /// How many of at most `most` steps of compaction run at once: all while a write waits for `wanted` chunks.
+    fn steps_at_once(&self, wanted: u32, most: usize) -> usize {
+        let pool = &self.volume.pool;
+        match wanted {
+            0 => pool.limits().steps_at(self.volume.passes.spare_chunks(pool), most),
+            _ => most,
+        }
+    }
+
+    /// How many compactions run at once, on all cores.
+    fn compactions_at_once(&self, wanted: u32) -> usize {
+        self.steps_at_once(wanted, self.volume.compactions_max())
+    }
+
+    /// How many segments one compaction handles at once.
+    pub(super) fn visits_at_once(&self, pace: RoundPace) -> usize {
+        let most = self.volume.settings.sub_compactions.max(1);
+        match pace {
+            RoundPace::Any => most,
+            RoundPace::InTurn => {
+                self.steps_at_once(self.volume.passes.wanted_chunks(&self.volume.pool), most)
+            }
+        }
     }
 
     /// Whether rounds may follow each other without a pause: the volume is open, and what compaction writes has no limit.
@@ -410,8 +457,9 @@ impl LogCore {
         // A window has the same part of the records as of the chunks.
         let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
         let window_records = (values.records * window).checked_div(values.chunks).unwrap_or(0);
-        let window_records = window_records.max(values.head.records.into());
-        let images = expected_images(values.head.records, window_records, state.table.segments());
+        let value_head = values.head_or_mean();
+        let window_records = window_records.max(value_head.records.into());
+        let images = expected_images(value_head.records, window_records, state.table.segments());
         let records_bytes =
             (values.amount << layout.granule_log2) + values.records * DIRECTORY_ID_BYTES as u64;
         let key_tail = self.volume.pool.live_of(state.keys.tail().chunk).map_or(0, |live| live.amount);
@@ -420,12 +468,15 @@ impl LogCore {
             chunk_bytes: layout.chunk_bytes().into(),
             image_bytes: key_bytes(keys.amount.checked_div(keys.records).unwrap_or(1)),
             record_bytes: records_bytes.checked_div(values.records).unwrap_or(0) as f64,
-            keys: [key_bytes(keys.amount + u64::from(key_tail)), key_bytes(keys.head.amount.into())],
+            keys: [
+                key_bytes(keys.amount + u64::from(key_tail)),
+                key_bytes(keys.head_or_mean().amount.into()),
+            ],
             values: [
                 (state.totals_published.live_granules << layout.granule_log2) as f64,
-                self.value_bytes_of(values.head) as f64,
+                self.value_bytes_of(value_head) as f64,
             ],
-            head_records: values.head.records.into(),
+            head_records: value_head.records.into(),
             head_images: images,
         };
         let of_keys = CompactionCandidate {
@@ -438,7 +489,7 @@ impl LogCore {
             needed_chunks: 0,
         };
         let head = state.values.head();
-        let is_head_empty = images == 0.0;
+        let is_head_empty = values.head.records == 0;
         let of_values = CompactionCandidate {
             log: LogKind::Values,
             space_worth: if is_head_empty { 0.0 } else { contents.value_costs().space_worth() },

@@ -192,6 +192,26 @@ fn beside_many_compactions_a_round_waits_for_spare_chunks() {
 }
 
 #[test]
+fn a_head_that_is_fuller_than_the_other_chunks_costs_as_much_as_they_do() {
+    let volume = OpenTestVolume::new(15, Durability::PowerSafe, |_| ());
+    // Cold keys, and behind them chunks of one key.
+    let mut model = filled(&volume, 600, 1);
+    for value in 1_000..4_000 {
+        stored(&volume, &key_of(7), value, 50);
+        model.insert(7, (value, 50));
+    }
+    let head = volume.stores()[0].state.lock().values.sealed().next().expect("it has chunks").1;
+    let live = volume.pool().live_of(head).expect("it is counted");
+    assert!(live.amount > volume.core.volume.layout().chunk_granules() * 9 / 10, "{live:?}");
+    let candidates = volume.core.candidates().0;
+    let values = candidates.iter().find(|other| (other.store, other.log) == (0, LogKind::Values));
+    // 441 if the head alone counts.
+    let worth = values.expect("it has a sealed chunk").space_worth;
+    assert!(worth < 1.0, "{worth}");
+    check_values(&volume, 600, &model);
+}
+
+#[test]
 fn a_chunk_without_live_records_is_freed_out_of_turn() {
     let volume = OpenTestVolume::new(12, Durability::PowerSafe, |settings| settings.window_divisor = 1);
     let model = filled(&volume, 1_500, 1);

@@ -78,8 +78,16 @@ impl LogEngine {
     /// # Errors
     /// Device failures, no memory.
     pub async fn compact_once(&self, log: LogKind) -> Result<bool, EngineError> {
+        self.compact_rounds(log, 1).await
+    }
+
+    /// Compacts the first `rounds` chunks of one of the logs of each store, the later ones prefetched. Whether a head has advanced.
+    ///
+    /// # Errors
+    /// Device failures, no memory.
+    pub async fn compact_rounds(&self, log: LogKind, rounds: u32) -> Result<bool, EngineError> {
         let core = Rc::clone(&self.core);
-        self.core.abandoned.detachable(async move { core.compact_stores(log).await }).await
+        self.core.abandoned.detachable(async move { core.compact_stores(log, rounds).await }).await
     }
 
     /// Splits the next segment of each store in which that is due. Whether one was split.

@@ -12,6 +12,7 @@
 //! and the next round visits again what they did not complete.
 //! Tested in `compaction_tests.rs` and `compaction_overlap_tests.rs`.
 
+use super::compaction_rounds::RoundPace;
 use super::core::LogCore;
 use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::pinned_chunks::is_passing_error;
@@ -86,6 +87,7 @@ pub(super) struct SegmentVisits<'a> {
     core: &'a LogCore,
     store: &'a Store,
     target: VisitTarget,
+    pace: RoundPace,
     running: FuturesUnordered<LocalBoxFuture<'a, Ended<'a>>>,
     /// The segments that are visited now.
     visiting: FxHashSet<SegmentNumber>,
@@ -102,11 +104,17 @@ pub(super) struct SegmentVisits<'a> {
 
 impl<'a> SegmentVisits<'a> {
     /// None so far.
-    pub(super) fn new(core: &'a LogCore, store: &'a Store, target: VisitTarget) -> SegmentVisits<'a> {
+    pub(super) fn new(
+        core: &'a LogCore,
+        store: &'a Store,
+        target: VisitTarget,
+        pace: RoundPace,
+    ) -> SegmentVisits<'a> {
         SegmentVisits {
             core,
             store,
             target,
+            pace,
             running: FuturesUnordered::new(),
             visiting: FxHashSet::default(),
             of_round: 0,
@@ -229,7 +237,7 @@ impl<'a> SegmentVisits<'a> {
     }
 
     fn has_place(&self) -> bool {
-        self.running.len() < self.core.volume.settings.sub_compactions.max(1)
+        self.running.len() < self.core.visits_at_once(self.pace)
     }
 
     /// Whether there is space for a short record and its image; longer ones find that out by themselves.

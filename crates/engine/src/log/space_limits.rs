@@ -150,6 +150,13 @@ impl SpaceLimits {
         u64::from(self.start - self.pass) / 4
     }
 
+    /// How many of at most `most` steps of compaction, which is 1 at least, run at once with so many spare chunks: one when compaction starts, all when puts are about to wait.
+    /// So compaction takes no more of the device than it needs to keep up with the writes.
+    pub fn steps_at(&self, spare: u32, most: usize) -> usize {
+        let shortage = self.start.saturating_sub(spare.saturating_add(self.key)) as usize;
+        (shortage * most).div_ceil((self.start - self.pass) as usize).clamp(1, most)
+    }
+
     /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
     pub fn chunks_taken_max(&self, writes: u32, units: u64, chunk_units: u32) -> u64 {
         let hops = u64::from(writes.min(self.stores)) * LOGS_PER_STORE;
@@ -238,6 +245,17 @@ mod tests {
         assert!(limits.capacity_chunks() >= (pool / 5).max(record_chunks), "{}", at());
         // Key compaction works in two chunks that nothing else takes.
         assert!(limits.reservation_floor(ChunkPurpose::Compaction) >= 2, "{}", at());
+    }
+
+    #[test]
+    fn the_fewer_chunks_are_spare_the_more_steps_run_at_once() {
+        let limits = SpaceLimits::new(6_400, 32, 1);
+        assert_eq!((limits.start, limits.pass, limits.key), (100, 50, 2));
+        for (spare, steps) in [(u32::MAX, 1), (98, 1), (97, 1), (94, 2), (73, 8), (49, 16), (48, 16), (0, 16)]
+        {
+            assert_eq!(limits.steps_at(spare, 16), steps, "{spare} spare chunks");
+            assert_eq!(limits.steps_at(spare, 1), 1);
+        }
     }
 
     /// The most chunks of a record: an eighth of the pool, rounded up, or 64, and one for its head and the directories.

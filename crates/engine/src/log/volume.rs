@@ -207,6 +207,11 @@ impl LogVolume {
         }
     }
 
+    /// The compactions of all cores that may run at once.
+    pub(super) fn compactions_max(&self) -> usize {
+        self.settings.compactions.max(1) * self.cores
+    }
+
     /// The bytes that live data may take.
     pub(super) fn capacity_bytes(&self) -> u64 {
         u64::from(self.pool.limits().capacity_chunks()) * u64::from(self.layout().chunk_bytes())
