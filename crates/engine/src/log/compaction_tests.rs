@@ -192,6 +192,13 @@ fn beside_many_compactions_a_round_waits_for_spare_chunks() {
 }
 
 #[test]
+fn compaction_visits_one_segment_at_a_time_while_space_is_enough() {
+    let volume = OpenTestVolume::new(16, Durability::PowerSafe, |settings| settings.sub_compactions = 16);
+    let visits = |pace| volume.core.visits_at_once(pace);
+    assert_eq!((visits(RoundPace::InTurn), visits(RoundPace::Any)), (1, 16));
+}
+
+#[test]
 fn a_head_that_is_fuller_than_the_other_chunks_costs_as_much_as_they_do() {
     let volume = OpenTestVolume::new(15, Durability::PowerSafe, |_| ());
     // Cold keys, and behind them chunks of one key.
