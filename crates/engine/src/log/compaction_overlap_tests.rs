@@ -8,7 +8,7 @@ use super::segment_visit::VisitTarget;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::settings::LogSettings;
 use super::space_limits::ChunkPurpose;
-use super::test_log_volume::OpenTestVolume;
+use super::test_log_volume::{CHUNKS, OpenTestVolume};
 use super::value_chunk_ids::ValueChunk;
 use crate::Durability;
 use crate::conformance::key_of;
@@ -162,7 +162,7 @@ fn reads_that_fail_ahead_of_their_round_are_repeated_in_it() {
 
 #[test]
 fn a_directory_longer_than_the_first_read_is_read_again() {
-    let volume = OpenTestVolume::of_chunks(512, 23, Durability::Completed, |_| ());
+    let volume = OpenTestVolume::of_chunks((CHUNKS, 512), 23, Durability::Completed, |_| ());
     let store = &volume.stores()[0];
     let sealed = || store.state.lock().values.sealed().next();
     let mut number = 0;

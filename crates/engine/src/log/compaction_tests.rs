@@ -174,31 +174,6 @@ fn windows_of_stores_are_opened_one_after_another() {
 }
 
 #[test]
-fn beside_many_compactions_a_round_waits_for_spare_chunks() {
-    let volume = OpenTestVolume::new(13, Durability::PowerSafe, |_| ());
-    filled(&volume, 3_000, 1);
-    let spare = volume.core.volume.passes.spare_chunks(volume.pool());
-    assert!((6..40).contains(&spare), "{spare} spare chunks");
-    let round = || block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ());
-    // Of stores that the volume does not have.
-    let running = &volume.core.volume.compactions;
-    let begun =
-        |stores| -> Vec<_> { (10..10 + stores).map(|store| running.begin(store, LogKind::Keys)).collect() };
-    let many = begun(spare / 2 + 1);
-    assert_eq!(round(), Ok(false));
-    drop(many);
-    let _few = begun(3);
-    assert_eq!(round(), Ok(true));
-}
-
-#[test]
-fn compaction_visits_one_segment_at_a_time_while_space_is_enough() {
-    let volume = OpenTestVolume::new(16, Durability::PowerSafe, |settings| settings.sub_compactions = 16);
-    let visits = |pace| volume.core.visits_at_once(pace);
-    assert_eq!((visits(RoundPace::InTurn), visits(RoundPace::Any)), (1, 16));
-}
-
-#[test]
 fn a_head_that_is_fuller_than_the_other_chunks_costs_as_much_as_they_do() {
     let volume = OpenTestVolume::new(15, Durability::PowerSafe, |_| ());
     // Cold keys, and behind them chunks of one key.

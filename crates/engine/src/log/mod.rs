@@ -115,6 +115,8 @@ mod chunk_pool_tests;
 #[cfg(test)]
 mod compaction_overlap_tests;
 #[cfg(test)]
+mod compaction_pace_tests;
+#[cfg(test)]
 mod compaction_tests;
 #[cfg(test)]
 mod format_tests;

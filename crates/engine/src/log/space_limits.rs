@@ -150,11 +150,12 @@ impl SpaceLimits {
         u64::from(self.start - self.pass) / 4
     }
 
-    /// How many of at most `most` steps of compaction, which is 1 at least, run at once with so many spare chunks: one when compaction starts, all when puts are about to wait.
-    /// So compaction takes no more of the device than it needs to keep up with the writes.
+    /// How many of at most `most` steps of compaction, which is 1 at least, run at once with so many spare chunks: one when compaction starts, all halfway from there to
+    /// puts that wait. So compaction takes no more of the device than it needs to keep up with the writes; the other half is for what they take until its first
+    /// chunks are free (decision 0028 has measurements).
     pub fn steps_at(&self, spare: u32, most: usize) -> usize {
         let shortage = self.start.saturating_sub(spare.saturating_add(self.key)) as usize;
-        (shortage * most).div_ceil((self.start - self.pass) as usize).clamp(1, most)
+        (2 * shortage * most).div_ceil((self.start - self.pass) as usize).clamp(1, most)
     }
 
     /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
@@ -251,7 +252,8 @@ mod tests {
     fn the_fewer_chunks_are_spare_the_more_steps_run_at_once() {
         let limits = SpaceLimits::new(6_400, 32, 1);
         assert_eq!((limits.start, limits.pass, limits.key), (100, 50, 2));
-        for (spare, steps) in [(u32::MAX, 1), (98, 1), (97, 1), (94, 2), (73, 8), (49, 16), (48, 16), (0, 16)]
+        for (spare, steps) in
+            [(u32::MAX, 1), (98, 1), (97, 1), (96, 2), (86, 8), (75, 15), (74, 16), (73, 16), (0, 16)]
         {
             assert_eq!(limits.steps_at(spare, 16), steps, "{spare} spare chunks");
             assert_eq!(limits.steps_at(spare, 1), 1);

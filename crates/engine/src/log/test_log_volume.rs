@@ -100,12 +100,12 @@ pub struct Recount {
 impl OpenTestVolume {
     /// A new volume, with a superblock that no device has.
     pub fn new(seed: u64, durability: Durability, adjust: impl FnOnce(&mut LogSettings)) -> OpenTestVolume {
-        OpenTestVolume::of_chunks(32, seed, durability, adjust)
+        OpenTestVolume::of_chunks((CHUNKS, 32), seed, durability, adjust)
     }
 
-    /// A new volume whose chunks have so many units.
+    /// A new volume of so many chunks, which have so many units.
     pub fn of_chunks(
-        chunk_units: u32,
+        (chunks, chunk_units): (u32, u32),
         seed: u64,
         durability: Durability,
         adjust: impl FnOnce(&mut LogSettings),
@@ -115,7 +115,7 @@ impl OpenTestVolume {
             chunk_units,
             area_units: AREA_UNITS,
             chunks_start_unit: superblock_units(UNIT_BYTES) + 4 * AREA_UNITS,
-            chunks: CHUNKS,
+            chunks,
             stores: STORES,
             granule_log2: 3,
         };
@@ -155,7 +155,7 @@ impl OpenTestVolume {
         let pool = ChunkPool::new(
             layout.chunks_start_unit,
             layout.chunk_units,
-            SpaceLimits::new(CHUNKS, STORES.into(), layout.record_chunks_max(VALUE_BYTES_MAX)),
+            SpaceLimits::new(chunks, STORES.into(), layout.record_chunks_max(VALUE_BYTES_MAX)),
         );
         let stores = (0..STORES).map(|number| new_store(number, &superblock, &settings, &pool)).collect();
         let volume = LogVolume::new(superblock, pool, stores, 0, UNIT_BYTES, config, settings);

@@ -1,0 +1,67 @@
+//! Tests of the pace of compaction: how many compactions and visits run at once follows from the free chunks.
+
+use super::compaction_rounds::RoundPace;
+use super::compaction_tests::{filled, stored};
+use super::log_place::LogKind;
+use super::test_log_volume::OpenTestVolume;
+use crate::Durability;
+use crate::conformance::key_of;
+use octokv_runtime::block_on;
+
+#[test]
+fn beside_many_compactions_a_round_waits_for_spare_chunks() {
+    let volume = OpenTestVolume::new(13, Durability::PowerSafe, |_| ());
+    filled(&volume, 3_000, 1);
+    let spare = volume.core.volume.passes.spare_chunks(volume.pool());
+    assert!((6..40).contains(&spare), "{spare} spare chunks");
+    let round = || block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ());
+    // Of stores that the volume does not have.
+    let running = &volume.core.volume.compactions;
+    let begun =
+        |stores| -> Vec<_> { (10..10 + stores).map(|store| running.begin(store, LogKind::Keys)).collect() };
+    let many = begun(spare / 2 + 1);
+    assert_eq!(round(), Ok(false));
+    drop(many);
+    let _few = begun(3);
+    assert_eq!(round(), Ok(true));
+}
+
+#[test]
+fn compaction_visits_one_segment_at_a_time_while_space_is_enough() {
+    let volume = OpenTestVolume::new(16, Durability::PowerSafe, |settings| settings.sub_compactions = 16);
+    let visits = |pace| volume.core.visits_at_once(pace);
+    assert_eq!((visits(RoundPace::InTurn), visits(RoundPace::Any)), (1, 16));
+}
+
+#[test]
+fn more_compactions_begin_the_fewer_chunks_are_spare() {
+    let volume = OpenTestVolume::of_chunks((1_536, 32), 17, Durability::PowerSafe, |settings| {
+        settings.compactions = 4;
+    });
+    let (passes, pool) = (&volume.core.volume.passes, volume.pool());
+    let limits = *pool.limits();
+    assert_eq!((limits.start, limits.pass), (24, 12));
+    let shortage = || limits.start.saturating_sub(passes.spare_chunks(pool) + limits.key);
+    let mut keys = (0..300).cycle().zip(0..);
+    let mut fill_until = |short| {
+        while shortage() < short {
+            let (number, operation) = keys.next().expect("it has no end");
+            stored(&volume, &key_of(number), operation, 3_000);
+        }
+        assert_eq!(shortage(), short);
+    };
+    let running = &volume.core.volume.compactions;
+    // Beside so many of stores that the volume does not have, and without a write that waits.
+    let begins_beside = |others: u32| {
+        let _turns: Vec<_> = (10..10 + others).map(|store| running.begin(store, LogKind::Keys)).collect();
+        block_on(volume.core.compact_round(0, RoundPace::InTurn), || ())
+    };
+    fill_until(1);
+    assert_eq!(begins_beside(1), Ok(false));
+    assert_eq!(begins_beside(0), Ok(true));
+    fill_until(2);
+    assert_eq!(begins_beside(2), Ok(false));
+    assert_eq!(begins_beside(1), Ok(true));
+    fill_until(5);
+    assert_eq!(begins_beside(3), Ok(true));
+}
