@@ -13,6 +13,7 @@
 //! An error has an [`ErrorBody`] and status 400 (invalid), 404 (not found), 409 (already exists), 410 (the path of a
 //! former version), or 500 (failed).
 
+use crate::device_names::DeviceNames;
 use serde::{Deserialize, Serialize};
 
 /// The command set of a namespace.
@@ -47,8 +48,8 @@ pub struct AddNamespace {
     pub nsid: Option<u32>,
     /// Its command set.
     pub kind: NamespaceType,
-    /// A file, a block device, or "memory".
-    pub device: String,
+    /// Files, block devices, or "memory". The keys of a key-value namespace may lie on several.
+    pub device: DeviceNames,
     /// Size in bytes of a missing file, or of memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
@@ -80,8 +81,11 @@ pub struct NamespaceSummary {
     pub nsid: u32,
     /// Its command set.
     pub kind: NamespaceType,
-    /// Path of the device, or "memory".
-    pub device: String,
+    /// Paths of the devices, or "memory".
+    pub device: DeviceNames,
+    /// Each device, if they are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceSummary>,
     /// Capacity in bytes.
     pub size_bytes: u64,
     /// Bytes of `size_bytes` in use.
@@ -102,6 +106,25 @@ pub struct NamespaceSummary {
     pub added: bool,
     /// Reason for not being served; `None` if it is served.
     pub offline: Option<String>,
+}
+
+/// One device of a namespace on several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceSummary {
+    /// Its path, or "memory".
+    pub device: String,
+    /// Its index in the volume.
+    pub index: u16,
+    /// Capacity in bytes; 0 if it is not available.
+    pub size_bytes: u64,
+    /// Bytes of `size_bytes` in use.
+    pub used_bytes: u64,
+    /// Number of keys.
+    pub keys: u64,
+    /// Whether a write to it failed, so that its keys are only read.
+    pub read_only: bool,
+    /// Why it is not available; `None` if it is.
+    pub failure: Option<String>,
 }
 
 /// State of an ANA group.

@@ -6,6 +6,7 @@
 //! ```
 //! # Layout
 //! - [`api_types`]: the JSON documents of client and server.
+//! - [`device_names`]: the devices of a namespace.
 //! - [`scheduling_api`]: the JSON documents of scheduling.
 //! - [`tree_report`], [`log_report`]: the JSON documents of an ordered engine's tree, and of a log engine's logs.
 //! - [`state_file`]: the settings that survive a restart, in one file.
@@ -20,6 +21,7 @@
 )]
 
 pub mod api_types;
+pub mod device_names;
 pub mod http_client;
 pub mod http_server;
 pub mod log_report;
@@ -28,6 +30,7 @@ pub mod service;
 pub mod state_file;
 pub mod tree_report;
 
+pub use device_names::DeviceNames;
 pub use http_server::AdminServer;
 pub use service::{AdminError, AdminService};
 pub use state_file::{PersistedState, StateFile};

@@ -5,9 +5,10 @@
 //! serialized by the state lock.
 
 use crate::api_types::{
-    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
-    NodeStatus,
+    AddNamespace, AnaGroupStatus, DeviceSummary, ExistingDataMode, NamespaceSummary, NamespaceType,
+    NodeCoreStatus, NodeStatus,
 };
+use crate::device_names::DeviceNames;
 use crate::log_report::LogReport;
 use crate::scheduling_api::{
     CacheReport, CompactionReport, PreparedReport, SchedConfigPatch, SchedulingReport,
@@ -15,19 +16,17 @@ use crate::scheduling_api::{
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use crate::tree_report::TreeReport;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_engine::{EngineKind, FormatConfig};
+use octokv_engine::{DeviceReport, EngineKind, FormatConfig};
 use octokv_node::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
     NamespaceConfig, NamespaceStatus, PREPARE_BYTES_MAX, RunningNode, StartError, StopError,
 };
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
 use octokv_wire::nqn;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Device name of the node's memory.
-pub const MEMORY_DEVICE: &str = "memory";
 /// Entry of the host list that allows every host.
 pub const ANY_HOST: &str = "any";
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -111,7 +110,11 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
     })?;
     Ok(NamespaceConfig {
         id: NamespaceId(added.nsid),
-        device: device_config(&added.device, added.size_bytes, added.kind, block_bytes),
+        devices: added.device.to_configs(
+            added.size_bytes,
+            // The smallest block, so that any unit of a key-value volume is a multiple.
+            if added.kind == NamespaceType::Kv { 512 } else { block_bytes },
+        ),
         drive_profile: None,
         cache_bytes: added.cache_bytes.unwrap_or(0),
         prepare_bytes: added.prepare_bytes.unwrap_or(match added.kind {
@@ -137,20 +140,6 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
         required: false,
         nguid_suffix: identity,
     })
-}
-
-fn device_config(
-    device: &str,
-    size_bytes: Option<u64>,
-    kind: NamespaceType,
-    block_bytes: u32,
-) -> DeviceConfig {
-    if device != MEMORY_DEVICE {
-        return DeviceConfig::File { path: device.into(), create_bytes: size_bytes };
-    }
-    // The smallest block, so that any unit of a key-value volume is a multiple.
-    let block_bytes = if kind == NamespaceType::Kv { 512 } else { block_bytes };
-    DeviceConfig::Memory { bytes: size_bytes.unwrap_or(0), block_bytes }
 }
 
 /// See the module header.
@@ -225,12 +214,13 @@ impl AdminService {
         let mut all: Vec<NamespaceSummary> =
             self.node.namespaces().iter().map(|one| namespace_summary(one, added(one.config.id.0))).collect();
         for (config, why) in self.node.offline() {
-            let (nsid, device) = (config.id.0, device_name(&config.device));
+            let (nsid, device) = (config.id.0, DeviceNames::of_configs(&config.devices));
             let (kind, engine, block_bytes) = namespace_type(&config.command_set);
             all.push(NamespaceSummary {
                 nsid,
                 kind,
                 device,
+                devices: Vec::new(),
                 size_bytes: 0,
                 used_bytes: 0,
                 keys: None,
@@ -261,10 +251,10 @@ impl AdminService {
             return Err(invalid("keep: only for a block namespace"));
         }
         let engine = self.engine_of(request)?;
-        if request.device.is_empty() {
+        if request.device.is_incomplete() {
             return Err(invalid("device: a path, or \"memory\""));
         }
-        if request.device == MEMORY_DEVICE && request.size_bytes.is_none() {
+        if request.device.has_memory() && request.size_bytes.is_none() {
             return Err(invalid("size: required for memory"));
         }
         let nsid = match request.nsid {
@@ -275,7 +265,7 @@ impl AdminService {
         let mut added = AddedNamespace {
             nsid,
             kind: request.kind,
-            device: absolute_path(&request.device)?,
+            device: request.device.absolute().map_err(AdminError::Invalid)?,
             size_bytes: request.size_bytes,
             engine: engine.map(|kind| kind.name().to_owned()),
             cache_bytes: request.cache_bytes.filter(|&bytes| bytes > 0),
@@ -295,17 +285,19 @@ impl AdminService {
             // Fails before anything is created.
             self.persist(&mut state, PersistedState::default())?;
         }
-        let new_file = (added.device != MEMORY_DEVICE).then(|| PathBuf::from(&added.device));
         // A dangling symbolic link is the user's file, too.
-        let new_file = new_file.filter(|path| path.symlink_metadata().is_err());
-        let undo_file = |error: AdminError| {
-            // If the removal fails, an unused empty file remains.
-            new_file.as_deref().map(std::fs::remove_file);
+        let new_files: Vec<PathBuf> =
+            added.device.paths().filter(|path| path.symlink_metadata().is_err()).collect();
+        let undo_files = |error: AdminError| {
+            for path in &new_files {
+                // If the removal fails, an unused empty file remains.
+                let _ = std::fs::remove_file(path);
+            }
             error
         };
-        let report = self.node.add_namespace(&config).map_err(|error| undo_file(error.into()))?;
-        if added.device != MEMORY_DEVICE {
-            // The file exists from now on: if it is missing at a restart, it must not be created again, empty.
+        let report = self.node.add_namespace(&config).map_err(|error| undo_files(error.into()))?;
+        if !added.device.has_memory() {
+            // The files exist from now on: if one is missing at a restart, it must not be created again, empty.
             added.size_bytes = None;
         }
         let mut changed = state.clone();
@@ -509,6 +501,7 @@ impl AdminService {
             power_on_seconds: run_seconds,
             busy_seconds,
             read_only: self.node.is_read_only(),
+            degraded: self.node.is_degraded(),
             ..target.health()
         });
         let mut state = self.lock_state();
@@ -550,18 +543,6 @@ impl AdminService {
     }
 }
 
-/// An absolute path, since the node's working directory may differ at its next start.
-fn absolute_path(device: &str) -> Result<String, AdminError> {
-    if device == MEMORY_DEVICE {
-        return Ok(device.to_owned());
-    }
-    let path = std::path::absolute(Path::new(device));
-    let path = path.map_err(|error| AdminError::Invalid(format!("device {device}: {error}")))?;
-    path.into_os_string()
-        .into_string()
-        .map_err(|_| AdminError::Invalid("device: the path is not UTF-8".to_owned()))
-}
-
 /// Command set, engine, block size.
 fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<String>, Option<u32>) {
     match content {
@@ -572,10 +553,15 @@ fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<String>,
     }
 }
 
-fn device_name(device: &DeviceConfig) -> String {
-    match device {
-        DeviceConfig::Memory { .. } => MEMORY_DEVICE.to_owned(),
-        DeviceConfig::File { path, .. } => path.display().to_string(),
+fn device_summary((device, report): &(String, DeviceReport)) -> DeviceSummary {
+    DeviceSummary {
+        device: device.clone(),
+        index: report.index,
+        size_bytes: report.statistics.capacity_bytes,
+        used_bytes: report.statistics.used_bytes,
+        keys: report.statistics.keys,
+        read_only: report.is_read_only,
+        failure: report.failure.map(|error| error.to_string()),
     }
 }
 
@@ -584,7 +570,8 @@ fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary 
     NamespaceSummary {
         nsid: report.config.id.0,
         kind,
-        device: report.device.clone(),
+        device: DeviceNames::of_configs(&report.config.devices),
+        devices: report.devices.iter().map(device_summary).collect(),
         size_bytes: report.size_bytes,
         used_bytes: report.used_bytes,
         keys: report.keys,

@@ -5,6 +5,7 @@
 //! docs/FORMATS.md.
 
 use crate::api_types::NamespaceType;
+use crate::device_names::DeviceNames;
 use crate::scheduling_api::{RENAMED_SETTINGS, SchedConfigPatch};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,9 +30,9 @@ pub struct AddedNamespace {
     pub nsid: u32,
     /// Its command set.
     pub kind: NamespaceType,
-    /// An absolute path, or "memory".
-    pub device: String,
-    /// Size of memory in bytes; `None` for a file, which exists already.
+    /// Absolute paths, or "memory".
+    pub device: DeviceNames,
+    /// Size of each in memory, in bytes; `None` for files, which exist already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// Storage engine of a key-value namespace. A file of an earlier octokv names none: it had one engine.
@@ -249,7 +250,7 @@ mod tests {
             namespaces: vec![AddedNamespace {
                 nsid: 2,
                 kind: NamespaceType::Block,
-                device: "/srv/blocks.img".to_owned(),
+                device: DeviceNames::new(vec!["/srv/blocks.img".to_owned()]),
                 size_bytes: None,
                 engine: None,
                 cache_bytes: None,

@@ -7,6 +7,7 @@ use crate::model_client::{ConnState, ModelClient};
 use crate::node_process::NodeProcess;
 use crate::raw_connection::{ATTACKER_NQN, TargetAddr};
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use octokv_admin::DeviceNames;
 use octokv_admin::api_types::{AddNamespace, ExistingDataMode, NamespaceSummary, NamespaceType};
 use octokv_admin::http_client as admin_client;
 use octokv_base::{NamespaceId, Prng};
@@ -426,7 +427,7 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
         let request = AddNamespace {
             nsid: Some(nsid),
             kind,
-            device: "memory".to_owned(),
+            device: DeviceNames::new(vec!["memory".to_owned()]),
             size_bytes: Some(16 << 20),
             engine: None,
             cache_bytes: None,

@@ -8,6 +8,7 @@
 //! - [`key`]: keys, inline up to 16 bytes.
 //! - [`buffer`]: page-aligned buffers and their bounded pool.
 //! - [`shared_buffer`]: read-only bytes with several owners, within a budget.
+//! - [`shared_sum`]: a sum of counters that others update.
 //! - [`mod@crc32c`]: CRC-32C (Castagnoli), the checksum on the wire and on media.
 //! - [`prng`]: a seeded pseudo-random number generator.
 //! - [`ring`]: positions of keys on the hash ring.
@@ -24,6 +25,7 @@ pub mod map;
 pub mod prng;
 pub mod ring;
 pub mod shared_buffer;
+pub mod shared_sum;
 pub mod time;
 pub mod version;
 
@@ -34,5 +36,6 @@ pub use key::{KEY_BYTES_MAX, Key, RecordLayout, ShortKey};
 pub use prng::Prng;
 pub use ring::{RingPosition, RingRange};
 pub use shared_buffer::{ByteBudget, DataBuffer, DataRef, Received, SharedBuffer};
+pub use shared_sum::SharedSum;
 pub use time::{Nanos, UnixTime};
 pub use version::Version;

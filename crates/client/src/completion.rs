@@ -107,6 +107,7 @@ fn decode_error_status(kind: CommandKind, status: Status, dw0: u32) -> Result<Re
         Status::TRANSIENT_TRANSPORT_ERROR => Error::DataDigest,
         Status::UNKNOWN_ITERATOR => Error::UnknownIterator,
         Status::TOO_MANY_ITERATORS => Error::TooManyIterators,
+        Status::DEVICE_UNAVAILABLE => Error::DeviceUnavailable,
         Status::PAIR_TOO_LARGE => Error::PairTooLarge { buffer_bytes: dw0 },
         _ => Error::Status(status),
     })

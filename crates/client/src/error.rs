@@ -88,6 +88,9 @@ pub enum Error {
     /// The node cannot read the data from its device.
     #[error("the data cannot be read back from its device")]
     UnrecoveredRead,
+    /// The device of the key, one of several, is not available, which says nothing of whether the key exists.
+    #[error("the key's device is not available")]
+    DeviceUnavailable,
     /// The namespace has no iterators.
     #[error("the namespace has no iterators: its engine has no order of keys")]
     NoIterators,

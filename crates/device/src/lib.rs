@@ -7,9 +7,12 @@
 //! - [`ssd_model`]: a simulated SSD over any device: operations take as long as on a real drive.
 //! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors and delays.
 //! - [`late_memory`]: memory whose writes another core can see before they are done.
+//! - [`device_window`]: a device behind the first blocks of another one.
+//! - [`unavailable`]: in place of a device that could not be opened.
 //! - [`power_loss`]: a disk for tests that can lose power at any write or flush. (The simulator's disks are those of
 //!   `octokv_runtime::simulated`.) [`disk_image`]: its contents, of which a copy is cheap.
 
+pub mod device_window;
 pub mod disk_image;
 pub mod fault_injection;
 pub mod file;
@@ -17,6 +20,7 @@ pub mod late_memory;
 pub mod memory;
 pub mod power_loss;
 pub mod ssd_model;
+pub mod unavailable;
 
 pub use file::FileDevice;
 pub use memory::{MemoryDevice, RamDisk};
@@ -74,6 +78,9 @@ pub enum DeviceError {
     /// The medium has no space for the write although the block exists (a sparse file): `ENOSPC`.
     #[error("no space left under the device")]
     NoSpace,
+    /// The device was not opened, or was given up.
+    #[error("the device is not available")]
+    Unavailable,
 }
 
 /// The result of an operation, with the caller's buffer.

@@ -116,6 +116,12 @@ pub enum InjectedBug {
     LogDropBusy,
     /// Value compaction takes the prefetched visits of a chunk for all that it needs.
     LogTrustPrefetch,
+    /// A volume on several devices takes their order in the list for that of their indices.
+    SpanIgnoreIndex,
+    /// A flush of several devices flushes one.
+    SpanFlushOne,
+    /// A listing of several devices ends with the first that has no more keys.
+    SpanListEndsEarly,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

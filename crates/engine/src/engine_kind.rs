@@ -40,6 +40,15 @@ impl EngineKind {
         }
     }
 
+    /// Its number in superblocks.
+    pub fn number(self) -> EngineNumber {
+        match self {
+            EngineKind::Hash => EngineNumber::HASH,
+            EngineKind::Lsm => EngineNumber::LSM,
+            EngineKind::Log => EngineNumber::LOG,
+        }
+    }
+
     /// The engine of a superblock.
     pub fn from_number(number: EngineNumber) -> Option<EngineKind> {
         match number {

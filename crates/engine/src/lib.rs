@@ -6,13 +6,13 @@
 //! - [`operation`]: what operations take and give. [`tree_statistics`], [`log_statistics`]: the statistics of a tree, of logs. [`error`]: why they fail. [`partition`]: the parts of a volume.
 //! - [`open_error`]: why a volume does not open. [`verify_report`]: what a verification finds.
 //! - [`snapshot_iterator`]: what the operations on iterators take and give. [`iterator_clauses`]: their clauses of the contract.
-//! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes.
+//! - [`volume`]: a volume, from format to close. [`engine_kind`]: the engines that there are; [`engines`]: their volumes; [`any_engine`]: their handles.
 //! - [`common`]: what engines are made of: superblocks, records, group commit, journal and replay, image streams, free space,
 //!   epochs, key locks.
 //! - [`hash`]: OctoKV's hash engine: the index in memory, records and an index journal on the device.
 //! - [`log`]: the log engine (LEED).
 //! - [`lsm`]: parts of the ordered engine.
-//! - [`cached`]: a cache of values in front of any volume.
+//! - [`cached`]: a cache of values in front of any volume. [`spanned`]: volumes on several devices.
 //! - [`memory`]: the contract's model: an engine without a device.
 //! - [`conformance`]: the test suite of every engine, against a model. [`contract_clauses`]: the clauses on versions,
 //!   expiry, ranges, scans and partitions.
@@ -21,6 +21,7 @@
 //! - [`bug_injection`]: deliberate bugs that test the tests.
 //! - `sync`: the atomics and the lock of the model-checked modules, replaceable by loom's.
 
+pub mod any_engine;
 pub mod bug_injection;
 pub mod cached;
 pub mod common;
@@ -41,16 +42,18 @@ pub mod open_error;
 pub mod operation;
 pub mod partition;
 pub mod snapshot_iterator;
+pub mod spanned;
 mod sync;
 pub mod tree_statistics;
 pub mod verify_report;
 pub mod volume;
 pub mod volume_suite;
 
+pub use any_engine::{AnyEngine, AnyIterator};
 pub use cached::{CacheStatistics, CachedEngine, CachedVolume};
 pub use direct::{FoundNow, KeyLookup, LookupStage};
 pub use engine_kind::{EngineKind, UnknownEngine};
-pub use engines::{AnyEngine, AnyVolume};
+pub use engines::AnyVolume;
 pub use error::{Capability, EngineError, VolumePlace};
 pub use log_statistics::{ChunkLogStatistics, LogStatistics, ScrubStatistics};
 pub use open_error::{IndexMismatch, MetadataStructure, OpenError};
@@ -60,6 +63,7 @@ pub use operation::{
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
 pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};
+pub use spanned::SpannedVolume;
 pub use tree_statistics::{
     LevelStatistics, PostponedStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics,
 };
@@ -68,8 +72,8 @@ pub use verify_report::{
     VerifyReport,
 };
 pub use volume::{
-    DeviceLayout, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan, TreeOptions, Volume,
-    VolumeInfo, WallClock,
+    DeviceLayout, DeviceReport, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan,
+    TreeOptions, Volume, VolumeInfo, WallClock,
 };
 
 use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};

@@ -16,13 +16,46 @@ pub enum OpenError {
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
     /// The volume cannot be on so many devices.
-    #[error("the engine keeps a volume on {most} device, not on {have}")]
+    #[error("a volume lies on at most {most} devices, not on {have}")]
     DeviceCount {
         /// The number of devices given.
         have: usize,
         /// The largest number that the engine serves.
         most: usize,
     },
+    /// A device of several has no superblock of their volume. `at` is its place in the list, from 0.
+    #[error("device {at} of the list is none of a volume of several: {error}")]
+    SpanDevice {
+        /// Its place in the list, from 0.
+        at: u16,
+        /// What is in the place of the superblock.
+        error: SuperblockError,
+    },
+    /// The list lacks devices of the volume, or has more.
+    #[error("the volume has {count} devices, and {have} are given")]
+    DevicesMissing {
+        /// The number of devices given.
+        have: usize,
+        /// The number of devices of the volume.
+        count: u16,
+    },
+    /// A device is of another volume than the first.
+    #[error("device {at} of the list is one of another volume")]
+    OtherVolume {
+        /// Its place in the list, from 0.
+        at: u16,
+    },
+    /// Two devices have the same place in the volume: one is a copy of the other.
+    #[error("device {at} of the list is device {index} of the volume, as another one is")]
+    DeviceTwice {
+        /// Its place in the list, from 0.
+        at: u16,
+        /// Its index in the volume.
+        index: u16,
+    },
+    /// A volume on several devices has the ring of XXH3.
+    #[error("a volume on several devices hashes its keys with XXH3")]
+    SpanHash,
     /// The device is smaller than the volume, or than any volume can be.
     #[error("it has {have_bytes} bytes, and {need_bytes} are needed")]
     TooSmall {

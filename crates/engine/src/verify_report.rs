@@ -9,6 +9,8 @@ use std::fmt;
 /// A record that cannot be read back as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordProblem {
+    /// The index of its device, in a volume on several.
+    pub device: Option<u16>,
     /// The first block of the record.
     pub lba: u64,
     /// Its key, if the header and key are intact.
@@ -49,6 +51,9 @@ impl fmt::Display for ProblemKind {
 
 impl fmt::Display for RecordProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(device) = self.device {
+            write!(f, "device {device}, ")?;
+        }
         match &self.key {
             Some(key) => write!(f, "block {}, key {key}: {}", self.lba, self.kind),
             None => write!(f, "block {}: {}", self.lba, self.kind),
@@ -76,6 +81,21 @@ pub struct VerifyReport {
     pub problems: Vec<RecordProblem>,
     /// Whether the volume had a clean shutdown.
     pub is_clean_shutdown: bool,
+}
+
+impl VerifyReport {
+    /// Adds the report of the volume on another device.
+    pub fn add(&mut self, report: VerifyReport) {
+        let VerifyReport { keys, value_bytes, used_bytes, capacity_bytes, .. } = report;
+        self.keys += keys;
+        self.value_bytes += value_bytes;
+        self.used_bytes += used_bytes;
+        self.capacity_bytes += capacity_bytes;
+        self.dropped_entries += report.dropped_entries;
+        self.damaged_copies += report.damaged_copies;
+        self.is_clean_shutdown &= report.is_clean_shutdown;
+        self.problems.extend(report.problems);
+    }
 }
 
 /// Recovery cannot load the volume; if its structures may still be there, a scan has looked for them.

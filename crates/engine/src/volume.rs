@@ -13,14 +13,13 @@ use crate::{
     Durability, Engine, EngineKind, EngineStatistics, OpenError, PrefetchStage, VerifyFailure,
     VerifyObserver, VerifyReport,
 };
-use octokv_base::{BufferPool, Nanos, RecordLayout, UnixTime};
+use octokv_base::{BufferPool, Nanos, RecordLayout, SharedSum, UnixTime};
 use octokv_device::Device;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// The bytes at the start of each device of a volume that a format writes first.
 pub const FORMAT_REGION_BYTES: u64 = SUPERBLOCK_AREA_BYTES;
@@ -62,8 +61,10 @@ pub struct FormatConfig {
     pub chunk_bytes: Option<u32>,
     /// The identifier of the namespace that the volume holds.
     pub namespace: u32,
-    /// The seed of the volume's random numbers: its id and its hash seed.
+    /// The seed of the volume's random numbers: its id, and its hash seed unless `hash_seed` says it.
     pub seed: u64,
+    /// The seed of positions on the ring, the same on all volumes of a ring.
+    pub hash_seed: Option<u64>,
 }
 
 impl Default for FormatConfig {
@@ -80,6 +81,7 @@ impl Default for FormatConfig {
             chunk_bytes: None,
             namespace: 1,
             seed: 0,
+            hash_seed: None,
         }
     }
 }
@@ -269,11 +271,28 @@ pub trait Volume: Clone + Send + Sync + 'static {
     /// [`Engine::maintain`] does not run yet. No effect with an engine that has no such work.
     fn set_scrub_rate(&self, _bytes_per_second: u64) {}
     /// The space in use, in bytes; updated by each operation.
-    fn used_bytes(&self) -> Arc<AtomicU64>;
+    fn used_bytes(&self) -> SharedSum;
     /// Whether nothing is being written. A core must not stop before.
     fn is_idle(&self) -> bool;
     /// Whether a write failed, so that nothing is written until the next opening.
     fn is_read_only(&self) -> bool;
     /// The current statistics.
     fn statistics(&self) -> EngineStatistics;
+    /// The devices of a volume on several, in the order in which they were given to open it; none of a volume on one.
+    fn device_reports(&self) -> Vec<DeviceReport> {
+        Vec::new()
+    }
+}
+
+/// One device of a volume on several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceReport {
+    /// Its index in the volume.
+    pub index: u16,
+    /// Why it is not available, if it is not.
+    pub failure: Option<OpenError>,
+    /// Whether a write to it failed, so that its keys are only read until the next opening.
+    pub is_read_only: bool,
+    /// The statistics of the volume on it.
+    pub statistics: EngineStatistics,
 }

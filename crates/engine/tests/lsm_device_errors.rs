@@ -273,7 +273,7 @@ fn a_verification_tells_device_errors_from_damage_and_names_the_blocks() {
             let report =
                 block_on(<Arc<LsmVolume>>::verify(&devices, &pool(), &mut |_, _| ()), || ()).expect("loads");
             volume.plan.clear();
-            for RecordProblem { lba, key, kind } in report.problems {
+            for RecordProblem { lba, key, kind, .. } in report.problems {
                 assert_eq!(kind != ProblemKind::Unreadable, is_damage, "block {block}: {kind} at {lba}");
                 assert!((lba..lba + 9).contains(&block), "block {block}: {kind} at {lba}");
                 *if key.is_some() { &mut values } else { &mut table_blocks } += 1;

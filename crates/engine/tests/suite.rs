@@ -52,6 +52,8 @@ mod lsm_statistics;
 mod lsm_value_reads;
 mod lsm_version_memory;
 mod memory_contract;
-mod striped_power_loss;
+mod spanned_conformance;
+mod spanned_devices;
+mod spanned_power_loss;
 #[path = "common/version_memory.rs"]
 mod version_memory;

@@ -362,7 +362,7 @@ impl BlockBackend {
         tracing::error!(command, first_byte, bytes = span.bytes, device, %error, "command failed");
         match error {
             DeviceError::NoSpace => RequestOutcome::CapacityExceeded,
-            DeviceError::Io(_) | DeviceError::OutOfRange => otherwise,
+            DeviceError::Io(_) | DeviceError::OutOfRange | DeviceError::Unavailable => otherwise,
         }
     }
 }

@@ -92,9 +92,9 @@ pub enum ExistingDataPolicy {
 pub struct NamespaceConfig {
     /// Namespace identifier (NSID), 1 to [`NAMESPACE_ID_MAX`].
     pub id: NamespaceId,
-    /// The storage under it.
-    pub device: DeviceConfig,
-    /// Drive whose latency the device emulates; `None` adds no latency.
+    /// The devices under it, at least one; a block namespace has one.
+    pub devices: Vec<DeviceConfig>,
+    /// Drive whose latency each device emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
     /// Memory of a cache of values, in bytes: [`CACHE_BYTES_MIN`] or more, or 0 for none. Key Value namespaces only.
     pub cache_bytes: u64,
@@ -118,9 +118,9 @@ pub struct NamespaceConfig {
 /// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Storage of namespace 1, a Key Value namespace.
-    pub device: DeviceConfig,
-    /// Drive whose latency that device emulates; `None` adds no latency.
+    /// The devices of namespace 1, a Key Value namespace, at least one.
+    pub devices: Vec<DeviceConfig>,
+    /// Drive whose latency each of them emulates; `None` adds no latency.
     pub drive_profile: Option<&'static DriveProfile>,
     /// Memory of a cache of values in front of that device, in bytes: see [`NamespaceConfig::cache_bytes`].
     pub cache_bytes: u64,
@@ -183,7 +183,7 @@ pub struct NodeConfig {
 impl Default for NodeConfig {
     fn default() -> NodeConfig {
         NodeConfig {
-            device: DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) },
+            devices: vec![DeviceConfig::File { path: "octokv.img".into(), create_bytes: Some(1 << 30) }],
             drive_profile: None,
             cache_bytes: 0,
             prepare_bytes: PREPARE_BYTES_MAX,
@@ -220,7 +220,7 @@ impl NodeConfig {
     pub(crate) fn all_namespaces(&self) -> impl Iterator<Item = NamespaceConfig> + '_ {
         let first_namespace = NamespaceConfig {
             id: NamespaceId(1),
-            device: self.device.clone(),
+            devices: self.devices.clone(),
             drive_profile: self.drive_profile,
             cache_bytes: self.cache_bytes,
             prepare_bytes: self.prepare_bytes,

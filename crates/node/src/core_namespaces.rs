@@ -62,8 +62,8 @@ pub struct CoreNamespace<D> {
     pub id: NamespaceId,
     /// The part that its cores share.
     pub volume: NamespaceVolume,
-    /// Its device, which each core opens for itself.
-    pub device: D,
+    /// Its devices, which each core opens for itself.
+    pub devices: Vec<D>,
 }
 
 /// The namespaces of a core, draining ones included.
@@ -171,17 +171,18 @@ impl<D: OpenDevice> CoreNamespaces<D> {
     }
 
     fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<AnyEngine>> {
-        let device = namespace.device.open_for_core(&self.handle)?;
-        let device_name = Rc::from(device.name());
+        let open = |device: &D| device.open_for_core(&self.handle);
+        let devices = namespace.devices.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+        let device_name = Rc::from(names_of(&devices));
         let (pool, handle) = (self.pool.clone(), self.handle.clone());
         Ok(match &namespace.volume {
             NamespaceVolume::Kv(volume) => {
-                let engine = volume.engine(self.core, &[device], pool.clone());
+                let engine = volume.engine(self.core, &devices, pool.clone());
                 let list_yield = FairYield::default();
                 NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
             }
             NamespaceVolume::Block(volume) => {
-                let volume = Arc::clone(volume);
+                let (volume, device) = (Arc::clone(volume), Rc::clone(&devices[0]));
                 NamespaceBackend::Block(BlockBackend::new(volume, device, pool, handle, device_name))
             }
         })
@@ -237,6 +238,11 @@ impl<D> DrainingNamespace<D> {
         // The tasks hold references to the backend until they are polled once more.
         !matches!(self.backend.as_deref(), Some(NamespaceBackend::Kv(kv_backend)) if Rc::strong_count(kv_backend) > 1)
     }
+}
+
+/// The names of devices, in one line.
+pub(crate) fn names_of(devices: &[Rc<dyn Device>]) -> String {
+    devices.iter().map(|device| device.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Operations on a volume that their callers dropped on this core.
@@ -297,7 +303,7 @@ mod tests {
         let mut namespaces = CoreNamespaces::new(0, pool, handle.clone());
         let blocks = NamespaceVolume::Block(BlockVolume::new(512, 1 << 20));
         for (id, volume, device) in [(KEYS, volume, of_keys), (BLOCKS, blocks, disk())] {
-            namespaces.attach(CoreNamespace { id, volume, device }).expect("memory");
+            namespaces.attach(CoreNamespace { id, volume, devices: vec![device] }).expect("memory");
         }
         (namespaces, handle)
     }

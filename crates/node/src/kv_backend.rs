@@ -6,6 +6,7 @@
 use crate::buffer_wait::{BUFFER_RETRY_INTERVAL, BUFFER_WAIT_MAX};
 use crate::fair_yield::{FairYield, YieldSlot};
 use octokv_base::{BufferPool, Key};
+use octokv_device::DeviceError;
 use octokv_engine::{
     DeleteOutcome, Engine, EngineError, IteratorOptions, IteratorProgress, KeySink, PairSink, PrefetchStage,
     PutMode, PutOutcome, StoredValue,
@@ -280,6 +281,10 @@ impl<E: Engine> KvBackend<E> {
         if error == EngineError::NoMemory {
             tracing::info!(command, %key, "out of buffers: command fails with a retryable status");
             return RequestOutcome::Busy;
+        }
+        if let EngineError::Device { error: DeviceError::Unavailable, .. } = error {
+            // It was logged once, when the namespace was opened.
+            return RequestOutcome::DeviceUnavailable;
         }
         tracing::error!(command, %key, device = &*self.device_name, %error, "command failed");
         RequestOutcome::Unrecovered

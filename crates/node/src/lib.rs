@@ -15,6 +15,7 @@
 //! - [`kv_backend`], [`fair_yield`]: executes Key Value requests on an engine; round-robin among long list requests.
 //! - [`block_backend`], [`range_locks`]: executes block requests on a device; locks on ranges of device blocks.
 //! - `buffer_wait`: waits for a buffer of the core's pool.
+//! - `namespace_status`: a namespace as an operator sees it.
 //! - `namespace_open`, `device_driver`: opens a namespace's device and volume; selects io_uring or worker threads.
 //! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
 //! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; tenant numbers of hosts.
@@ -41,6 +42,7 @@ mod loans;
 mod log_limiter;
 pub mod monitor;
 mod namespace_open;
+mod namespace_status;
 pub mod namespace_table;
 mod node;
 pub mod node_core;
@@ -62,8 +64,9 @@ pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
 pub use error::{
     CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError, UringUnavailable,
 };
-pub use namespace_open::{namespace_info, upgrade_device, verify_device};
-pub use node::{NamespaceStatus, RunningNode, start};
+pub use namespace_open::{namespace_info, upgrade_devices, verify_devices};
+pub use namespace_status::NamespaceStatus;
+pub use node::{RunningNode, start};
 pub use node_core::{CoreParts, NodeCore};
 pub use octokv_sys::file::DeviceOpenError;
 pub use reactor::{CoreMessage, SimulatedCosts};

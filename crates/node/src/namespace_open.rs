@@ -1,26 +1,28 @@
-//! Opens a namespace: its device, once per process, and the volume on it.
+//! Opens a namespace: its devices, once per process, and the volume on them.
 //!
 //! In: the settings of a namespace. Out: an [`OpenNamespace`], recovered; each core attaches its [`CoreNamespace`].
 //! Runs on the calling thread with a device queue of its own.
 //!
 //! Invariants: only a device that is blank, new or released by [`ExistingDataPolicy::Discard`] is formatted; an open
-//! file stays locked until its last handle is dropped.
+//! file stays locked until its last handle is dropped. Of several devices one that does not open is replaced by an [`UnavailableDevice`], so that
+//! the others are served.
 
 use crate::block_backend::BlockVolume;
 use crate::config::{
     CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig,
     default_compact_bytes_per_second,
 };
-use crate::core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
+use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, SharedSum};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
+use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
-    AnyVolume, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError, TreeOptions,
-    VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
+    AnyVolume, DeviceReport, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError,
+    TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -28,14 +30,13 @@ use octokv_runtime::{
     open_device_queue,
 };
 use octokv_sys::clock;
-use octokv_sys::file::open_device;
+use octokv_sys::file::{DeviceOpenError, open_device};
 use octokv_sys::process::{available_memory_bytes, random_u64};
 use parking_lot::Mutex;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// A device, opened once per process.
 #[derive(Clone)]
@@ -49,6 +50,8 @@ pub(crate) struct NamespaceDevice {
 enum Storage {
     Memory(Arc<RamDisk>),
     File(DeviceSource),
+    /// One of several that did not open.
+    Unavailable(String),
 }
 
 impl NamespaceDevice {
@@ -78,6 +81,58 @@ impl NamespaceDevice {
     fn name(&self) -> String {
         self.storage.name()
     }
+
+    /// Opens the devices of a namespace. The flag says whether they may be formatted: all are new. Of several, one that has failed does not keep the
+    /// others from being opened.
+    ///
+    /// # Errors
+    /// A device does not open; one of several has not failed, but is in use or none.
+    fn open_all(config: &NamespaceConfig) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
+        let exists =
+            |device: &DeviceConfig| matches!(device, DeviceConfig::File { path, .. } if path.exists());
+        let is_kept = config.devices.len() > 1 && config.devices.iter().any(exists);
+        let (mut devices, mut are_new) = (Vec::with_capacity(config.devices.len()), true);
+        for device in &config.devices {
+            // A file that is missing beside others is lost: an empty one would be none of their volume.
+            let device = match device {
+                DeviceConfig::File { path, .. } if is_kept => {
+                    &DeviceConfig::File { path: path.clone(), create_bytes: None }
+                }
+                device => device,
+            };
+            match NamespaceDevice::open(device, config.drive_profile) {
+                Ok((opened, is_new)) => {
+                    devices.push(opened);
+                    are_new &= is_new;
+                }
+                Err(StartError::Device { name, error }) if is_kept && is_failure(&error) => {
+                    tracing::error!(device = name, %error, "the device has failed: its keys are not served");
+                    devices.push(NamespaceDevice { storage: Storage::Unavailable(name), drive_model: None });
+                    are_new = false;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((devices, are_new))
+    }
+}
+
+/// Whether a device is lost, as opposed to one that is another kind of file, or in use.
+fn is_failure(error: &DeviceOpenError) -> bool {
+    matches!(error, DeviceOpenError::NotFound | DeviceOpenError::System(_))
+}
+
+/// The names of devices, in one line.
+fn names_of(devices: &[NamespaceDevice]) -> String {
+    devices.iter().map(NamespaceDevice::name).collect::<Vec<_>>().join(", ")
+}
+
+/// One core's views of devices.
+///
+/// # Errors
+/// The core's queue cannot open a device.
+fn open_for_core(devices: &[NamespaceDevice], handle: &ReactorHandle) -> io::Result<Vec<Rc<dyn Device>>> {
+    devices.iter().map(|device| device.open_for_core(handle)).collect()
 }
 
 impl OpenDevice for NamespaceDevice {
@@ -122,6 +177,7 @@ impl Storage {
         match self {
             Storage::Memory(_) => "memory".to_owned(),
             Storage::File(media) => media.name.to_string(),
+            Storage::Unavailable(name) => name.clone(),
         }
     }
 
@@ -130,6 +186,7 @@ impl Storage {
         match self {
             Storage::Memory(memory) => (memory.geometry().bytes(), memory.geometry().block_bytes),
             Storage::File(media) => (media.size_bytes, media.block_bytes),
+            Storage::Unavailable(_) => (0, 4096),
         }
     }
 
@@ -137,6 +194,7 @@ impl Storage {
     fn open_for_core(&self, channel: &DeviceHandle) -> io::Result<Rc<dyn Device>> {
         Ok(match self {
             Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
+            Storage::Unavailable(name) => Rc::new(UnavailableDevice::new(name.clone())),
             Storage::File(media) => {
                 let blocks = media.size_bytes / u64::from(media.block_bytes);
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
@@ -185,7 +243,7 @@ impl NamespaceOpenOptions {
 pub(crate) struct OpenNamespace {
     pub config: NamespaceConfig,
     pub volume: NamespaceVolume,
-    device: NamespaceDevice,
+    devices: Vec<NamespaceDevice>,
 }
 
 impl OpenNamespace {
@@ -197,32 +255,30 @@ impl OpenNamespace {
         config: &NamespaceConfig,
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, StartError> {
-        let (namespace_device, is_new) = NamespaceDevice::open(&config.device, config.drive_profile)?;
+        let (namespace_devices, are_new) = NamespaceDevice::open_all(config)?;
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
-        let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
+        let devices = open_for_core(&namespace_devices, &handle).map_err(StartError::System)?;
         let volume = match &config.command_set {
             CommandSetConfig::KeyValue { .. } => {
-                NamespaceVolume::Kv(open_volume(config, options, (&handle, &device), is_new)?)
+                NamespaceVolume::Kv(open_volume(config, options, (&handle, &devices), are_new)?)
             }
             CommandSetConfig::Blocks { block_bytes } => {
-                ensure_not_kv_volume(config, &handle, &*device)?;
+                let device = &*devices[0];
+                ensure_not_kv_volume(config, &handle, device)?;
                 let volume = BlockVolume::new(*block_bytes, device.geometry().bytes());
                 if volume.size_bytes() == 0 {
-                    let why = format!(
-                        "{} is smaller than one block of {block_bytes} bytes",
-                        namespace_device.name()
-                    );
+                    let why = format!("{} is smaller than one block of {block_bytes} bytes", device.name());
                     return Err(StartError::InvalidSetting { name: "size", why });
                 }
                 NamespaceVolume::Block(volume)
             }
         };
-        Ok(OpenNamespace { config: config.clone(), volume, device: namespace_device })
+        Ok(OpenNamespace { config: config.clone(), volume, devices: namespace_devices })
     }
 
-    /// The device's name in messages.
+    /// The devices' names in messages.
     pub fn name(&self) -> String {
-        self.device.name()
+        names_of(&self.devices)
     }
 
     /// Longest value in bytes; `None` for a block namespace.
@@ -230,6 +286,16 @@ impl OpenNamespace {
         match &self.volume {
             NamespaceVolume::Kv(volume) => Some(volume.info().value_bytes_max),
             NamespaceVolume::Block(_) => None,
+        }
+    }
+
+    /// Its devices by name, if they are several.
+    pub fn device_reports(&self) -> Vec<(String, DeviceReport)> {
+        match &self.volume {
+            NamespaceVolume::Kv(volume) => {
+                self.devices.iter().map(NamespaceDevice::name).zip(volume.device_reports()).collect()
+            }
+            NamespaceVolume::Block(_) => Vec::new(),
         }
     }
 
@@ -252,7 +318,7 @@ impl OpenNamespace {
                 id,
                 nguid: nguid(2, nguid_suffix),
                 size_bytes: volume.size_bytes(),
-                used_bytes: Arc::new(AtomicU64::new(volume.size_bytes())),
+                used_bytes: SharedSum::constant(volume.size_bytes()),
                 kind: NamespaceKind::Block { block_bytes: volume.block_bytes() },
                 ana_group,
             },
@@ -261,7 +327,7 @@ impl OpenNamespace {
 
     /// The namespace as its cores attach it.
     pub fn for_cores(&self) -> CoreNamespace<NamespaceDevice> {
-        CoreNamespace { id: self.config.id, volume: self.volume.clone(), device: self.device.clone() }
+        CoreNamespace { id: self.config.id, volume: self.volume.clone(), devices: self.devices.clone() }
     }
 
     /// Shuts the volume down cleanly: checkpoint or flush. REQUIRES: every core has detached the namespace.
@@ -275,14 +341,14 @@ impl OpenNamespace {
     fn close_on(&self, open_handle: impl FnOnce() -> io::Result<ReactorHandle>) -> Result<(), CloseError> {
         let no_queue = |error| CloseError::Queue { name: self.name(), error };
         let handle = open_handle().map_err(no_queue)?;
-        let device = self.device.open_for_core(&handle).map_err(no_queue)?;
+        let devices = open_for_core(&self.devices, &handle).map_err(no_queue)?;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
-                let engine = volume.engine(0, &[device], BufferPool::new(1 << 20));
+                let engine = volume.engine(0, &devices, BufferPool::new(1 << 20));
                 run_to_completion(&handle, engine.close())
                     .map_err(|error| CloseError::Checkpoint { name: self.name(), error })
             }
-            NamespaceVolume::Block(_) => run_to_completion(&handle, device.flush())
+            NamespaceVolume::Block(_) => run_to_completion(&handle, devices[0].flush())
                 .result
                 .map_err(|error| CloseError::Flush { name: self.name(), error }),
         }
@@ -307,26 +373,27 @@ fn run_to_completion<T>(handle: &ReactorHandle, future: impl Future<Output = T>)
     })
 }
 
-/// Opens the volume, after formatting the device if the configuration requests it or the file `is_new` and blank.
+/// Opens the volume, after formatting the devices if the configuration requests it or all files `are_new` and blank.
 fn open_volume(
     config: &NamespaceConfig,
     options: NamespaceOpenOptions,
-    (handle, device): (&ReactorHandle, &Rc<dyn Device>),
-    is_new: bool,
+    (handle, devices): (&ReactorHandle, &[Rc<dyn Device>]),
+    are_new: bool,
 ) -> Result<AnyVolume, StartError> {
     let CommandSetConfig::KeyValue { format } = &config.command_set else {
         unreachable!("open_volume is called for Key Value namespaces only")
     };
-    let failed = |error| StartError::Volume { name: device.name().to_owned(), error };
-    let devices = std::slice::from_ref(device);
+    let failed = |error| StartError::Volume { name: core_namespaces::names_of(devices), error };
     let mut format = *format;
     format.seed = match options.seed {
         Some(seed) => seed,
         None => random_u64().map_err(StartError::System)?,
     };
     let pool = BufferPool::new(64 << 20);
-    let unwritten =
-        is_new && run_to_completion(handle, is_blank(&**device)).map_err(|error| failed(error.into()))?;
+    let mut unwritten = are_new;
+    for device in devices.iter().filter(|_| are_new) {
+        unwritten &= run_to_completion(handle, is_blank(&**device)).map_err(|error| failed(error.into()))?;
+    }
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
@@ -343,6 +410,11 @@ fn open_volume(
     };
     let volume = run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)?;
     volume.set_scrub_rate(options.scrub_bytes_per_second);
+    for (device, report) in devices.iter().zip(volume.device_reports()) {
+        if let Some(error) = report.failure {
+            tracing::error!(device = device.name(), %error, "the device is not available: its keys are not served");
+        }
+    }
     Ok(volume)
 }
 
@@ -400,35 +472,44 @@ pub fn namespace_info(volume: &impl Volume, key_bytes_max: u16) -> NamespaceInfo
     }
 }
 
-/// Reads and verifies everything on a device, and reports to `observer` as it goes on; changes nothing.
+/// The devices of a volume that is not served, and a queue to them.
 ///
 /// # Errors
-/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume; the error has the
-/// totals of a scan for intact structures.
-pub fn verify_device(
-    path: &Path,
-    observer: &mut impl VerifyObserver,
-) -> Result<Result<VerifyReport, VerifyFailure>, StartError> {
-    let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
-    let (namespace_device, _) = NamespaceDevice::open(&config, None)?;
+/// A device does not open or is in use.
+fn open_offline(paths: &[PathBuf]) -> Result<(ReactorHandle, Vec<Rc<dyn Device>>), StartError> {
+    let open = |path: &PathBuf| {
+        let config = DeviceConfig::File { path: path.clone(), create_bytes: None };
+        NamespaceDevice::open(&config, None).map(|(device, _)| device)
+    };
+    let namespace_devices = paths.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
-    let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
-    let pool = BufferPool::new(64 << 20);
-    Ok(run_to_completion(&handle, AnyVolume::verify(&[device], &pool, observer)))
+    let devices = open_for_core(&namespace_devices, &handle).map_err(StartError::System)?;
+    Ok((handle, devices))
 }
 
-/// Makes the volume on a device one of its engine's newest format.
+/// Reads and verifies everything on the devices of a volume, and reports to `observer` as it goes on; changes nothing.
 ///
 /// # Errors
-/// Outer: the device does not open or is in use. Inner: recovery cannot load the volume, or the device fails; the volume is
-/// then what it was.
-pub fn upgrade_device(path: &Path) -> Result<Result<FormatVersions, OpenError>, StartError> {
-    let config = DeviceConfig::File { path: path.to_owned(), create_bytes: None };
-    let (namespace_device, _) = NamespaceDevice::open(&config, None)?;
-    let handle = dedicated_handle(DeviceDriver::Auto, 64).map_err(StartError::System)?;
-    let device = namespace_device.open_for_core(&handle).map_err(StartError::System)?;
+/// Outer: a device does not open or is in use. Inner: recovery cannot load the volume; the error has the
+/// totals of a scan for intact structures.
+pub fn verify_devices(
+    paths: &[PathBuf],
+    observer: &mut impl VerifyObserver,
+) -> Result<Result<VerifyReport, VerifyFailure>, StartError> {
+    let (handle, devices) = open_offline(paths)?;
     let pool = BufferPool::new(64 << 20);
-    Ok(run_to_completion(&handle, AnyVolume::upgrade(&[device], &pool)))
+    Ok(run_to_completion(&handle, AnyVolume::verify(&devices, &pool, observer)))
+}
+
+/// Makes the volume on devices one of its engine's newest format.
+///
+/// # Errors
+/// Outer: a device does not open or is in use. Inner: recovery cannot load the volume, or a device fails; the volume is
+/// then what it was.
+pub fn upgrade_devices(paths: &[PathBuf]) -> Result<Result<FormatVersions, OpenError>, StartError> {
+    let (handle, devices) = open_offline(paths)?;
+    let pool = BufferPool::new(64 << 20);
+    Ok(run_to_completion(&handle, AnyVolume::upgrade(&devices, &pool)))
 }
 
 #[cfg(test)]
@@ -440,7 +521,7 @@ mod tests {
     fn a_close_without_a_device_queue_names_the_device_and_the_cause() {
         let config = NamespaceConfig {
             id: NamespaceId(2),
-            device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
+            devices: vec![DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 }],
             drive_profile: None,
             cache_bytes: 0,
             prepare_bytes: 0,

@@ -20,10 +20,11 @@ use crate::device_driver::select_driver;
 use crate::error::{CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
 use crate::namespace_open::{NamespaceDevice, NamespaceOpenOptions, OpenNamespace};
+use crate::namespace_status::NamespaceStatus;
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
-use octokv_engine::{CacheStatistics, CompactionStatistics, EngineStatistics, TreeStatistics, Volume};
+use octokv_engine::{EngineStatistics, Volume};
 use octokv_nvmf::Target;
 use octokv_runtime::kernel::spawn_reactor;
 use octokv_runtime::{CoreWaker, ReactorHandle, mesh};
@@ -44,31 +45,6 @@ const MAILBOX_CAPACITY: usize = 256;
 
 /// How often a caller that waits for a core's response checks whether the node still runs.
 const RESPONSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// A namespace as an operator sees it.
-#[derive(Clone, Debug)]
-pub struct NamespaceStatus {
-    /// The configuration it was opened with.
-    pub config: NamespaceConfig,
-    /// The device's name in messages.
-    pub device: String,
-    /// Size in bytes; of a Key Value namespace, of its record area.
-    pub size_bytes: u64,
-    /// Bytes in use: those of records; all of a block namespace.
-    pub used_bytes: u64,
-    /// Number of keys; `None` for a block namespace.
-    pub keys: Option<u64>,
-    /// Never-written space that was written ahead of its use since it was opened, in bytes.
-    pub prepared_bytes: u64,
-    /// Its values in pieces, and what compaction did since it was opened.
-    pub compaction: CompactionStatistics,
-    /// Its cache of values; `None` if it has none.
-    pub cache: Option<CacheStatistics>,
-    /// The tree of an ordered engine; `None` if it has none.
-    pub tree: Option<TreeStatistics>,
-    /// The logs of a log engine; `None` if it has none.
-    pub log: Option<octokv_engine::LogStatistics>,
-}
 
 /// A running node. Dropping it stops its threads; [`RunningNode::stop`] also shuts the volumes down cleanly.
 pub struct RunningNode {
@@ -282,6 +258,7 @@ impl RunningNode {
         NamespaceStatus {
             config: namespace.config.clone(),
             device: namespace.name(),
+            devices: namespace.device_reports(),
             size_bytes: info.size_bytes,
             used_bytes: info.used_bytes(),
             keys: statistics.map(|statistics| statistics.keys),
@@ -399,6 +376,13 @@ impl RunningNode {
         })
     }
 
+    /// Whether one of several devices of a namespace is not available, or only read.
+    pub fn is_degraded(&self) -> bool {
+        let namespaces = lock(&self.namespaces);
+        let mut reports = namespaces.values().flat_map(OpenNamespace::device_reports);
+        reports.any(|(_, report)| report.failure.is_some() || report.is_read_only)
+    }
+
     /// The monitor: measurements of cores and tenants, and the scheduling settings.
     pub fn monitor(&self) -> &Arc<Monitor> {
         &self.shared.monitor
@@ -489,7 +473,7 @@ mod tests {
     /// A node on these processors, real or not, in memory.
     fn config(cores: &[usize]) -> NodeConfig {
         NodeConfig {
-            device: DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 },
+            devices: vec![DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 }],
             listen: vec![SocketAddr::from(([127, 0, 0, 1], 0))],
             cores: cores.to_vec(),
             ..NodeConfig::default()
@@ -580,7 +564,7 @@ mod tests {
             .collect();
         let added = NamespaceConfig {
             id: NamespaceId(2),
-            device: DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 },
+            devices: vec![DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 }],
             drive_profile: None,
             cache_bytes: 0,
             prepare_bytes: 0,

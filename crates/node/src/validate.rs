@@ -12,9 +12,10 @@ use octokv_base::NamespaceId;
 use octokv_engine::FormatConfig;
 use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT;
+use octokv_engine::spanned::SPAN_DEVICES_MAX;
 use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 /// Validates the settings of a node.
@@ -55,9 +56,7 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if config.nqn == octokv_wire::nqn::DISCOVERY {
         return invalid("nqn", "this name is reserved for discovery");
     }
-    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "must be at least one block");
-    }
+    validate_devices(&config.devices, true)?;
     if config.tree.iterator_idle < ITERATOR_IDLE_MIN {
         return invalid("iterator_idle", "must be at least one second");
     }
@@ -98,8 +97,30 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     if config.prepare_bytes > PREPARE_BYTES_MAX {
         return invalid("prepare_bytes", &format!("must be at most {PREPARE_BYTES_MAX}"));
     }
-    if matches!(config.device, DeviceConfig::File { create_bytes: Some(0), .. }) {
-        return invalid("size", "must be at least one block");
+    validate_devices(&config.devices, matches!(config.command_set, CommandSetConfig::KeyValue { .. }))
+}
+
+/// Validates the devices of a namespace.
+fn validate_devices(devices: &[DeviceConfig], may_be_several: bool) -> Result<(), StartError> {
+    let invalid = |name, why: String| Err(StartError::InvalidSetting { name, why });
+    let most = if may_be_several { SPAN_DEVICES_MAX } else { 1 };
+    if !(1..=most).contains(&devices.len()) {
+        return invalid("device", format!("{} devices: must be 1 to {most}", devices.len()));
+    }
+    if devices.iter().any(|device| matches!(device, DeviceConfig::File { create_bytes: Some(0), .. })) {
+        return invalid("size", "must be at least one block".to_owned());
+    }
+    let in_memory = devices.iter().filter(|device| matches!(device, DeviceConfig::Memory { .. })).count();
+    if in_memory > 0 && in_memory < devices.len() {
+        return invalid("device", "some in memory, which ends with the process, and others not".to_owned());
+    }
+    let mut paths = BTreeSet::new();
+    for device in devices {
+        if let DeviceConfig::File { path, .. } = device
+            && !paths.insert(path)
+        {
+            return invalid("device", format!("{} is there twice", path.display()));
+        }
     }
     Ok(())
 }
@@ -125,7 +146,8 @@ fn validate_cache(config: &NamespaceConfig) -> Result<(), StartError> {
     if matches!(config.command_set, CommandSetConfig::Blocks { .. }) {
         return invalid("only a key-value namespace has a cache of values".to_owned());
     }
-    if matches!(config.device, DeviceConfig::Memory { .. }) && config.drive_profile.is_none() {
+    let is_memory = |device: &DeviceConfig| matches!(device, DeviceConfig::Memory { .. });
+    if config.devices.iter().all(is_memory) && config.drive_profile.is_none() {
         return invalid("a namespace in memory needs no cache of its values".to_owned());
     }
     if bytes < CACHE_BYTES_MIN {

@@ -20,7 +20,7 @@ const DEPTH: usize = 4;
 
 fn node(device: DeviceConfig, driver: DeviceDriver) -> RunningNode {
     let mut config = NodeConfig {
-        device,
+        devices: vec![device],
         driver,
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         cores: thread::allowed_cores(),
@@ -112,7 +112,7 @@ fn hosts_on_several_cores_agree_on_a_file_by_io_uring() {
         return check_linearizable(device, DeviceDriver::Uring, 60);
     }
     // If io_uring is forbidden, a node configured for it fails to start and names the reason.
-    let config = NodeConfig { device, driver: DeviceDriver::Uring, ..NodeConfig::default() };
+    let config = NodeConfig { devices: vec![device], driver: DeviceDriver::Uring, ..NodeConfig::default() };
     let error = start(config).err().expect("start fails");
     assert!(matches!(error, StartError::Driver(_)), "{error}");
     assert!(!folder.path().join("device").exists(), "a failed start created the device file");

@@ -17,7 +17,7 @@ const HOST: &str = "nqn.2026-11.io.octokv:node-a";
 
 fn node(listen: &str, core: usize) -> RunningNode {
     let config = NodeConfig {
-        device: DeviceConfig::Memory { bytes: 64 << 20, block_bytes: 4096 },
+        devices: vec![DeviceConfig::Memory { bytes: 64 << 20, block_bytes: 4096 }],
         listen: vec![listen.parse().unwrap()],
         cores: vec![core],
         polling: Polling::Sleep,

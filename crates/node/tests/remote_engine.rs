@@ -24,10 +24,10 @@ const BLOCKS: NamespaceId = NamespaceId(2);
 fn namespace(directory: &Path, block_bytes: u32) -> NamespaceConfig {
     NamespaceConfig {
         id: BLOCKS,
-        device: DeviceConfig::File {
+        devices: vec![DeviceConfig::File {
             path: directory.join(format!("blocks-{block_bytes}")),
             create_bytes: Some(16 << 20),
-        },
+        }],
         drive_profile: None,
         cache_bytes: 0,
         prepare_bytes: 0,
@@ -41,7 +41,7 @@ fn namespace(directory: &Path, block_bytes: u32) -> NamespaceConfig {
 
 fn node(directory: &Path, block_bytes: u32) -> RunningNode {
     let config = NodeConfig {
-        device: DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 },
+        devices: vec![DeviceConfig::Memory { bytes: 32 << 20, block_bytes: 4096 }],
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         cores: thread::allowed_cores(),
         namespaces: vec![namespace(directory, block_bytes)],

@@ -42,7 +42,7 @@ fn run(session: &mut Session<KernelSockets>, command: Command<'_>) -> Response {
 #[test]
 fn a_host_that_does_not_read_does_not_block_others_and_is_disconnected() {
     let node = start(NodeConfig {
-        device: DeviceConfig::Memory { bytes: 20 << 20, block_bytes: 512 },
+        devices: vec![DeviceConfig::Memory { bytes: 20 << 20, block_bytes: 512 }],
         listen: vec!["127.0.0.1:0".parse().unwrap()],
         buffer_bytes: 64 << 20,
         ..NodeConfig::default()

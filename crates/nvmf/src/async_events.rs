@@ -3,7 +3,7 @@
 //! Each event type is masked from its delivery until the host reads its log page (NVMe Base 2.1, 5.2.2), so
 //! at most one of each type is pending and memory is bounded.
 
-use crate::health::{WARNING_READ_ONLY, WARNING_SPARE};
+use crate::health::{WARNING_DEGRADED, WARNING_READ_ONLY, WARNING_SPARE};
 use octokv_wire::queue_entry::event;
 
 /// The supported asynchronous event types.
@@ -19,20 +19,27 @@ pub enum AsyncEvent {
     SpareLow,
     /// The media became read only; log page 02h.
     ReadOnly,
+    /// A device of a namespace is not available; log page 02h.
+    Degraded,
 }
 
-const ALL_ASYNC_EVENTS: [AsyncEvent; 5] = [
+const ALL_ASYNC_EVENTS: [AsyncEvent; 6] = [
     AsyncEvent::NamespaceChanged,
     AsyncEvent::AnaChanged,
     AsyncEvent::DiscoveryChanged,
     AsyncEvent::SpareLow,
     AsyncEvent::ReadOnly,
+    AsyncEvent::Degraded,
 ];
 
 impl AsyncEvent {
     /// The events for these critical warning bits of the health log.
     pub(crate) fn for_critical_warnings(warnings: u8) -> impl Iterator<Item = AsyncEvent> {
-        let health = [(WARNING_SPARE, AsyncEvent::SpareLow), (WARNING_READ_ONLY, AsyncEvent::ReadOnly)];
+        let health = [
+            (WARNING_SPARE, AsyncEvent::SpareLow),
+            (WARNING_READ_ONLY, AsyncEvent::ReadOnly),
+            (WARNING_DEGRADED, AsyncEvent::Degraded),
+        ];
         health.into_iter().filter(move |(bit, _)| warnings & bit != 0).map(|(_, event)| event)
     }
 
@@ -48,6 +55,7 @@ impl AsyncEvent {
             // The low byte of feature 0Bh has the critical warning bits of the health log.
             AsyncEvent::SpareLow => WARNING_SPARE as u32,
             AsyncEvent::ReadOnly => WARNING_READ_ONLY as u32,
+            AsyncEvent::Degraded => WARNING_DEGRADED as u32,
         }
     }
 
@@ -57,7 +65,7 @@ impl AsyncEvent {
             AsyncEvent::AnaChanged => event::ANA_CHANGED,
             AsyncEvent::DiscoveryChanged => event::DISCOVERY_CHANGED,
             AsyncEvent::SpareLow => event::SPARE_LOW,
-            AsyncEvent::ReadOnly => event::RELIABILITY,
+            AsyncEvent::ReadOnly | AsyncEvent::Degraded => event::RELIABILITY,
         }
     }
 

@@ -15,6 +15,8 @@ pub struct HealthStatus {
     pub available_spare_percent: u8,
     /// The media accepts no writes.
     pub read_only: bool,
+    /// One of several devices is not available.
+    pub degraded: bool,
 }
 
 impl Default for HealthStatus {
@@ -26,6 +28,7 @@ impl Default for HealthStatus {
             busy_seconds: 0,
             available_spare_percent: 100,
             read_only: false,
+            degraded: false,
         }
     }
 }
@@ -34,6 +37,8 @@ impl Default for HealthStatus {
 pub(crate) const SPARE_THRESHOLD_PERCENT: u8 = 10;
 /// Critical warning bit: spare capacity is below its threshold.
 pub(crate) const WARNING_SPARE: u8 = 1 << 0;
+/// Critical warning bit: the reliability of the subsystem is degraded.
+pub(crate) const WARNING_DEGRADED: u8 = 1 << 2;
 /// Critical warning bit: the media is read only.
 pub(crate) const WARNING_READ_ONLY: u8 = 1 << 3;
 
@@ -43,6 +48,9 @@ impl HealthStatus {
         let mut warnings = 0;
         if self.available_spare_percent < SPARE_THRESHOLD_PERCENT {
             warnings |= WARNING_SPARE;
+        }
+        if self.degraded {
+            warnings |= WARNING_DEGRADED;
         }
         if self.read_only {
             warnings |= WARNING_READ_ONLY;

@@ -283,6 +283,8 @@ pub enum RequestOutcome {
     InvalidKeySize,
     /// The media failed, or a checksum does not match.
     Unrecovered,
+    /// One of several devices, which has the key or is needed for all of them, is not available.
+    DeviceUnavailable,
     /// The namespace is not open: not yet, or not any more.
     NotReady,
     /// The engine is overloaded; the host may retry.

@@ -247,6 +247,7 @@ pub(crate) fn error_status(in_flight: InFlight, outcome: &RequestOutcome) -> Sta
         RequestOutcome::InvalidValueSize => Status::KV_INVALID_VALUE_SIZE,
         RequestOutcome::InvalidKeySize => Status::KV_INVALID_KEY_SIZE,
         RequestOutcome::Unrecovered => Status::KV_UNRECOVERED_ERROR,
+        RequestOutcome::DeviceUnavailable => Status::DEVICE_UNAVAILABLE.do_not_retry(),
         RequestOutcome::NotReady => Status::NAMESPACE_NOT_READY,
         RequestOutcome::Busy => Status::COMMAND_INTERRUPTED,
         RequestOutcome::Stored

@@ -221,13 +221,14 @@ impl NamespaceDirectory {
 mod tests {
     use super::*;
     use crate::namespace_info::NamespaceKind;
+    use octokv_base::SharedSum;
 
     fn info(id: u32, ana_group: u32) -> NamespaceInfo {
         NamespaceInfo {
             id: NamespaceId(id),
             nguid: [id as u8; 16],
             size_bytes: 1 << 20,
-            used_bytes: Arc::default(),
+            used_bytes: SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes: 512 },
             ana_group,
         }

@@ -1,10 +1,8 @@
 //! One namespace as hosts see it: identifiers, command set, limits and size.
 
 use crate::config::SubsystemConfig;
-use octokv_base::{NamespaceId, RecordLayout};
+use octokv_base::{NamespaceId, RecordLayout, SharedSum};
 use octokv_wire::queue_entry::csi;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The highest ANA group identifier, and the most ANA groups.
 pub const ANA_GROUPS_MAX: u32 = 32;
@@ -54,7 +52,7 @@ pub struct NamespaceInfo {
     /// Capacity in bytes.
     pub size_bytes: u64,
     /// Bytes in use; the namespace's engine updates it.
-    pub used_bytes: Arc<AtomicU64>,
+    pub used_bytes: SharedSum,
     /// The command set and its limits.
     pub kind: NamespaceKind,
     /// ANA group identifier (ANAGRPID): 1 to [`ANA_GROUPS_MAX`].
@@ -110,6 +108,6 @@ impl NamespaceInfo {
 
     /// Bytes in use now.
     pub fn used_bytes(&self) -> u64 {
-        self.used_bytes.load(Ordering::Relaxed)
+        self.used_bytes.get()
     }
 }

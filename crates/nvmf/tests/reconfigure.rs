@@ -270,6 +270,7 @@ fn health_status_is_reported_and_a_new_warning_raises_an_event() {
         busy_seconds: 121,
         available_spare_percent: 50,
         read_only: false,
+        degraded: false,
     };
     target.set_health(status);
     assert_eq!(target.health(), status);

@@ -5,13 +5,13 @@ use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
+use octokv_admin::DeviceNames;
 use octokv_admin::api_types::{
     AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, SetAnaState,
 };
 use octokv_admin::http_client::{self, AdminClientError, encode_path_segment};
-use octokv_admin::service::MEMORY_DEVICE;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Selects the node and the output format.
 #[derive(Debug, Args)]
@@ -59,10 +59,11 @@ pub struct NsAddArgs {
     /// Command set of the namespace.
     #[arg(long)]
     pub kind: NamespaceKindArg,
-    /// A file, a block device, or "memory"; a missing file is created if --size is given.
-    #[arg(long, value_name = "PATH")]
-    pub device: String,
-    /// Size of a missing file or of memory; an existing device keeps its size.
+    /// A file, a block device, or "memory"; a missing file is created if --size is given. Several, each with this flag, hold a part of the keys
+    /// of a key-value namespace each.
+    #[arg(long, value_name = "PATH", required = true)]
+    pub device: Vec<String>,
+    /// Size of each missing file or memory; an existing device keeps its size.
     #[arg(long)]
     pub size: Option<Size>,
     /// Key-value namespaces: storage engine [default: the node's].
@@ -190,7 +191,7 @@ pub fn ns(command: &NsCommand) -> CliResult {
                     NamespaceKindArg::Kv => NamespaceType::Kv,
                     NamespaceKindArg::Block => NamespaceType::Block,
                 },
-                device: absolute_path(&add.device)?,
+                device: DeviceNames::new(add.device.clone()).absolute().map_err(CliError::Usage)?,
                 size_bytes: add.size.map(|size| size.0),
                 engine: add.engine.map(|engine| engine.0.name().to_owned()),
                 cache_bytes: add.cache_bytes.map(|size| size.0),
@@ -218,17 +219,6 @@ pub fn ns(command: &NsCommand) -> CliResult {
             if admin_args.json { print_json(&all) } else { print_namespaces(&all) }
         }
     }
-}
-
-/// An absolute path: the node's working directory differs.
-fn absolute_path(device: &str) -> Result<String, CliError> {
-    if device == MEMORY_DEVICE || device.is_empty() {
-        return Ok(device.to_owned());
-    }
-    let path = std::path::absolute(Path::new(device))?;
-    path.into_os_string()
-        .into_string()
-        .map_err(|_| CliError::Usage("--device: the path is not UTF-8".to_owned()))
 }
 
 /// Prints a JSON document.
@@ -259,6 +249,20 @@ fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
         match &one.offline {
             Some(why) => writeln!(out, "  NOT SERVED: {why}")?,
             None => writeln!(out)?,
+        }
+        for device in &one.devices {
+            let state = match (&device.failure, device.read_only) {
+                (Some(why), _) => format!("NOT AVAILABLE: {why}"),
+                (None, true) => "READ-ONLY: a write failed".to_owned(),
+                (None, false) => format!("{} keys", device.keys),
+            };
+            writeln!(
+                out,
+                "      device {:<3} {:>10}  {}  {state}",
+                device.index,
+                Size(device.size_bytes),
+                device.device
+            )?;
         }
     }
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use octokv_engine::common::superblock::SuperblockError;
 use octokv_engine::{Finding, FindingKind, OpenError, SalvageReport, VerifyObserver, VerifyReport};
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// Findings that are held back until a record is found, on a device without a superblock.
 const HELD_BACK_MAX: usize = 4096;
@@ -19,9 +19,9 @@ const HELD_BACK_MAX: usize = 4096;
 /// # Errors
 /// The device does not open, its volume cannot be recovered, or a record is damaged.
 pub fn run(check: &CheckArgs) -> CliResult {
-    let device = check.device.display();
-    let mut output = CheckOutput::new(&check.device);
-    let verified = octokv_node::verify_device(&check.device, &mut output);
+    let device = path_names(&check.device);
+    let mut output = CheckOutput::new(&device);
+    let verified = octokv_node::verify_devices(&check.device, &mut output);
     let report = match verified.map_err(|error| anyhow!("{error}"))? {
         Ok(report) => report,
         Err(failure) => {
@@ -39,7 +39,7 @@ pub fn run(check: &CheckArgs) -> CliResult {
         }
     };
     drop(output);
-    print_report(&check.device, &report)?;
+    print_report(&device, &report)?;
     match report.problems.len() {
         0 => Ok(()),
         1 => Err(anyhow!("device {device}: 1 problem").into()),
@@ -47,9 +47,14 @@ pub fn run(check: &CheckArgs) -> CliResult {
     }
 }
 
+/// The paths of devices, in one line.
+pub fn path_names(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// Prints progress on standard error and the findings of a scan on standard output.
 struct CheckOutput<'a> {
-    device: &'a Path,
+    device: &'a str,
     reporter: ProgressReporter,
     /// Until a record is found, if there is no sign that the device ever was a volume.
     held_back: Option<Vec<String>>,
@@ -57,7 +62,7 @@ struct CheckOutput<'a> {
 }
 
 impl CheckOutput<'_> {
-    fn new(device: &Path) -> CheckOutput<'_> {
+    fn new(device: &str) -> CheckOutput<'_> {
         CheckOutput { device, reporter: ProgressReporter::new("check"), held_back: None, written: Ok(()) }
     }
 
@@ -106,7 +111,7 @@ impl VerifyObserver for CheckOutput<'_> {
         let is_volume =
             !matches!(reason, OpenError::Superblock(SuperblockError::Blank | SuperblockError::Foreign));
         let lines = vec![
-            format!("device    {}", self.device.display()),
+            format!("device    {}", self.device),
             format!("recovery  failed: {reason}"),
             "found:".to_owned(),
         ];
@@ -133,13 +138,13 @@ impl VerifyObserver for CheckOutput<'_> {
     }
 }
 
-fn print_report(device: &Path, report: &VerifyReport) -> std::io::Result<()> {
+fn print_report(device: &str, report: &VerifyReport) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let shutdown = match report.is_clean_shutdown {
         true => "cleanly",
         false => "not cleanly: recovery runs at the next start, and ran for this check",
     };
-    writeln!(out, "device    {}", device.display())?;
+    writeln!(out, "device    {device}")?;
     writeln!(out, "shutdown  {shutdown}")?;
     writeln!(out, "keys      {}", report.keys)?;
     writeln!(out, "values    {} ({} bytes)", Size(report.value_bytes), report.value_bytes)?;

@@ -144,10 +144,11 @@ pub struct ServeArgs {
     /// Configuration file; octokv.example.toml documents it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Device of namespace 1: a file, a block device, or "memory"; a missing file is created and formatted.
+    /// Device of namespace 1: a file, a block device, or "memory"; a missing file is created and formatted. Several, each with this flag, hold a
+    /// part of its keys each.
     #[arg(long, value_name = "PATH")]
-    pub device: Option<String>,
-    /// Size of a missing file or of memory; an existing device keeps its size.
+    pub device: Vec<String>,
+    /// Size of each missing file or memory; an existing device keeps its size.
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
     /// Simulate the service times of this drive, with its write buffer, flushes and garbage collection; never faster
@@ -342,17 +343,17 @@ pub struct ScanArgs {
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The file or block device.
-    #[arg(long, value_name = "PATH")]
-    pub device: PathBuf,
+    /// The file or block device; all of a volume on several, each with this flag.
+    #[arg(long, value_name = "PATH", required = true)]
+    pub device: Vec<PathBuf>,
 }
 
 /// Arguments of `upgrade`.
 #[derive(Debug, Args)]
 pub struct UpgradeArgs {
-    /// The file or block device.
-    #[arg(long, value_name = "PATH")]
-    pub device: PathBuf,
+    /// The file or block device; all of a volume on several, each with this flag.
+    #[arg(long, value_name = "PATH", required = true)]
+    pub device: Vec<PathBuf>,
 }
 
 /// Arguments of `sim`.

@@ -10,8 +10,8 @@ use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::namespace_config;
 use crate::size::{PrefetchSetting, RateSetting, Size, UnitSetting};
+use octokv_admin::DeviceNames;
 use octokv_admin::scheduling_api::SchedConfigPatch;
-use octokv_admin::service::MEMORY_DEVICE;
 use octokv_base::Nanos;
 use octokv_engine::lsm::prefetch_degree::{DEGREE_MAX, PrefetchMode};
 use octokv_engine::{EngineKind, FormatConfig, HashKind, TreeOptions};
@@ -30,7 +30,7 @@ const MEMORY_BLOCK_BYTES: u32 = 512;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConfigFile {
-    pub device: String,
+    pub device: DeviceNames,
     pub size: Size,
     pub nand: DriveArg,
     pub engine: EngineArg,
@@ -180,11 +180,10 @@ impl Default for ConfigFile {
     fn default() -> ConfigFile {
         let node = NodeConfig::default();
         let (target, format) = (&node.subsystem, &node.format);
-        let (device, size) = match &node.device {
-            DeviceConfig::File { path, create_bytes } => {
-                (path.display().to_string(), create_bytes.unwrap_or(1 << 30))
-            }
-            DeviceConfig::Memory { bytes, .. } => (MEMORY_DEVICE.to_owned(), *bytes),
+        let device = DeviceNames::of_configs(&node.devices);
+        let size = match &node.devices[0] {
+            DeviceConfig::File { create_bytes, .. } => create_bytes.unwrap_or(1 << 30),
+            DeviceConfig::Memory { bytes, .. } => *bytes,
         };
         let (polling, spin) = match node.polling {
             octokv_runtime::Polling::Adaptive { spin } => (PollingChoice::Adaptive, spin),
@@ -302,7 +301,6 @@ impl ConfigFile {
                 setting.clone_from(value);
             }
         }
-        over(&mut self.device, &flags.device);
         over(&mut self.size, &flags.size);
         over(&mut self.nand, &flags.nand);
         over(&mut self.engine, &flags.engine);
@@ -324,6 +322,9 @@ impl ConfigFile {
         over(&mut self.polling, &flags.polling);
         over(&mut self.state, &flags.state);
         over(&mut self.admin, &flags.admin);
+        if !flags.device.is_empty() {
+            self.device = DeviceNames::new(flags.device.clone());
+        }
         if !flags.listen.is_empty() {
             self.listen.clone_from(&flags.listen);
         }
@@ -347,7 +348,7 @@ impl ConfigFile {
         if !self.bitmap_partitions.is_power_of_two() || self.bitmap_partitions > 4096 {
             return bad("bitmap_partitions", "a power of two from 1 to 4096");
         }
-        if self.device.is_empty() {
+        if self.device.is_incomplete() {
             return bad("device", "a path, or \"memory\"");
         }
         if let Err(why) = octokv_wire::nqn::check(&self.nqn) {
@@ -454,11 +455,6 @@ impl ConfigFile {
     /// Converts to the node's configuration.
     fn to_node_config(&self, reformat: bool) -> Result<NodeConfig, InvalidSetting> {
         self.check()?;
-        let device = if self.device == MEMORY_DEVICE {
-            DeviceConfig::Memory { bytes: self.size.0, block_bytes: MEMORY_BLOCK_BYTES }
-        } else {
-            DeviceConfig::File { path: self.device.clone().into(), create_bytes: Some(self.size.0) }
-        };
         let defaults = NodeConfig::default();
         let format = FormatConfig {
             engine: self.engine.0,
@@ -480,7 +476,7 @@ impl ConfigFile {
             .map(|table| table.to_config(format, &self.nqn))
             .collect::<Result<Vec<_>, _>>();
         Ok(NodeConfig {
-            device,
+            devices: self.device.to_configs(Some(self.size.0), MEMORY_BLOCK_BYTES),
             drive_profile: self.nand.0,
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self.prepare_bytes.0,

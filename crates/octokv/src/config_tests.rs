@@ -34,9 +34,12 @@ fn without_a_file_the_config_equals_the_node_defaults() {
 #[test]
 fn flags_override_the_file() {
     let mut config = parse_text("device = \"a\"\nsize = \"1MiB\"\ncores = [3]").unwrap();
-    let flags = ServeArgs { device: Some("b".into()), cores: vec![0, 1], ..ServeArgs::default() };
+    let flags = ServeArgs { device: vec!["b".into()], cores: vec![0, 1], ..ServeArgs::default() };
     config.apply_flags(&flags);
-    assert_eq!((config.device.as_str(), config.size, config.cores), ("b", Size(1 << 20), vec![0, 1]));
+    assert_eq!(
+        (config.device.to_string().as_str(), config.size, config.cores),
+        ("b", Size(1 << 20), vec![0, 1])
+    );
 }
 
 #[test]

@@ -51,7 +51,7 @@ pub fn run() -> CliResult {
 fn first_steps(device: &Path) -> CliResult {
     println!("1. A node on a file of {}, and a client", Size(DEVICE_BYTES));
     let node = serve::start_node(NodeConfig {
-        device: DeviceConfig::File { path: device.to_owned(), create_bytes: Some(DEVICE_BYTES) },
+        devices: vec![DeviceConfig::File { path: device.to_owned(), create_bytes: Some(DEVICE_BYTES) }],
         listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
         ..NodeConfig::default()
     })?;

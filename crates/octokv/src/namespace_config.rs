@@ -4,11 +4,11 @@ use crate::config_error::InvalidSetting;
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::size::Size;
-use octokv_admin::service::MEMORY_DEVICE;
+use octokv_admin::DeviceNames;
 use octokv_base::{NamespaceId, crc32c};
 use octokv_engine::FormatConfig;
 use octokv_node::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
+    ANA_GROUPS_MAX, CommandSetConfig, ExistingDataPolicy, NAMESPACE_ID_MAX, NamespaceConfig,
     PREPARE_BYTES_MAX,
 };
 use serde::Deserialize;
@@ -31,9 +31,9 @@ pub struct NamespaceSection {
     pub nsid: u32,
     /// Its command set.
     pub kind: NamespaceKindKey,
-    /// A path, or "memory".
-    pub device: String,
-    /// Size of a missing file or of memory.
+    /// A path, or "memory"; or several.
+    pub device: DeviceNames,
+    /// Size of each missing file or memory.
     #[serde(default)]
     pub size: Option<Size>,
     /// Drive whose service times are simulated.
@@ -79,7 +79,7 @@ impl NamespaceSection {
         if !(1..=ANA_GROUPS_MAX).contains(&self.ana_group) {
             return bad(&format!("one whose ana_group is 1 to {ANA_GROUPS_MAX}"));
         }
-        if self.device.is_empty() || (self.device == MEMORY_DEVICE && self.size.is_none()) {
+        if self.device.is_incomplete() || (self.device.has_memory() && self.size.is_none()) {
             return bad("one with a device: a path, or \"memory\" and a size");
         }
         let block_bytes = match (self.kind, self.block_size) {
@@ -100,17 +100,10 @@ impl NamespaceSection {
             // Hosts may have written anything in an earlier run.
             NamespaceKindKey::Block => (CommandSetConfig::Blocks { block_bytes }, ExistingDataPolicy::Keep),
         };
-        let device = if self.device == MEMORY_DEVICE {
-            let bytes = self.size.map_or(0, |size| size.0);
-            let block_bytes = if self.kind == NamespaceKindKey::Kv { 512 } else { block_bytes };
-            DeviceConfig::Memory { bytes, block_bytes }
-        } else {
-            let create_bytes = self.size.map(|size| size.0);
-            DeviceConfig::File { path: self.device.clone().into(), create_bytes }
-        };
+        let memory_block_bytes = if self.kind == NamespaceKindKey::Kv { 512 } else { block_bytes };
         Ok(NamespaceConfig {
             id: NamespaceId(self.nsid),
-            device,
+            devices: self.device.to_configs(self.size.map(|size| size.0), memory_block_bytes),
             drive_profile: self.nand.0,
             cache_bytes: self.cache_bytes.0,
             prepare_bytes: self
@@ -127,6 +120,6 @@ impl NamespaceSection {
     /// NGUID suffix, the same for the same table of the same subsystem: hosts recognize the namespace.
     fn identity(&self, nqn: &str) -> u64 {
         let of_name = crc32c(format!("{nqn} {}", self.nsid).as_bytes());
-        u64::from(of_name) << 32 | u64::from(crc32c(self.device.as_bytes()))
+        u64::from(of_name) << 32 | u64::from(crc32c(self.device.to_string().as_bytes()))
     }
 }

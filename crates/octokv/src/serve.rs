@@ -5,9 +5,9 @@ use crate::cli::ServeArgs;
 use crate::config::{self, AdminConfig, PathSetting};
 use crate::exit_status::{CliError, CliResult};
 use anyhow::{Context, anyhow};
-use octokv_admin::service::{AdminPlatform, MEMORY_DEVICE, host_acl, namespace_configs, parse_ana_state};
+use octokv_admin::service::{AdminPlatform, host_acl, namespace_configs, parse_ana_state};
 use octokv_admin::state_file::StateFileLock;
-use octokv_admin::{AdminServer, AdminService, PersistedState, StateFile};
+use octokv_admin::{AdminServer, AdminService, DeviceNames, PersistedState, StateFile};
 use octokv_client::Url;
 use octokv_node::{DeviceConfig, NodeConfig, RunningNode, StartError};
 use octokv_sys::file::DeviceOpenError;
@@ -23,7 +23,7 @@ pub fn run(flags: &ServeArgs) -> CliResult {
     let (mut config, admin_config) = config::node_config(flags).map_err(CliError::Usage)?;
     // Before anything is opened, so that an early signal is not lost.
     let stop = octokv_sys::signal::install_handlers().context("signal handlers")?;
-    let device = device_name(&config);
+    let device = DeviceNames::of_configs(&config.devices).to_string();
     let (mut file, _claim, before) = load_state(&config, &admin_config)?;
     apply_state(&mut config, &before, &admin_config)?;
     let node = start_node(config)?;
@@ -62,19 +62,12 @@ pub fn run(flags: &ServeArgs) -> CliResult {
     Ok(())
 }
 
-fn device_name(config: &NodeConfig) -> String {
-    match &config.device {
-        DeviceConfig::Memory { .. } => MEMORY_DEVICE.to_owned(),
-        DeviceConfig::File { path, .. } => path.display().to_string(),
-    }
-}
-
 /// Opens, locks and reads the state file, if one is configured.
 fn load_state(
     config: &NodeConfig,
     admin_config: &AdminConfig,
 ) -> Result<(Option<StateFile>, Option<StateFileLock>, PersistedState), CliError> {
-    let path = match (&admin_config.state_file, &config.device) {
+    let path = match (&admin_config.state_file, &config.devices[0]) {
         (PathSetting::Path(path), _) => Some(path.clone()),
         (PathSetting::Auto, DeviceConfig::File { path, .. }) if !is_not_regular_file(path) => {
             let mut state_path = path.clone().into_os_string();
@@ -111,7 +104,7 @@ fn apply_state(
     config.namespaces.extend(namespace_configs(state, config.format).map_err(|why| anyhow!("{why}"))?);
     for namespace in &mut config.namespaces {
         // The contents of memory are lost: a new identity tells hosts that this is another namespace.
-        if matches!(namespace.device, DeviceConfig::Memory { .. }) {
+        if namespace.devices.iter().any(|device| matches!(device, DeviceConfig::Memory { .. })) {
             namespace.nguid_suffix = octokv_sys::process::random_u64().context("random numbers")?;
         }
     }
@@ -159,15 +152,17 @@ fn start_admin_server(
 /// # Errors
 /// See [`StartError`].
 pub fn start_node(config: NodeConfig) -> Result<RunningNode, CliError> {
-    let missing = match &config.device {
+    let missing = |device: &DeviceConfig| match device {
         DeviceConfig::File { path, .. } if !path.exists() => Some(path.clone()),
         DeviceConfig::File { .. } | DeviceConfig::Memory { .. } => None,
     };
+    let missing: Vec<PathBuf> = config.devices.iter().filter_map(missing).collect();
     octokv_node::start(config).map_err(|error| {
-        if let (StartError::Volume { .. } | StartError::InvalidSetting { .. }, Some(path)) = (&error, missing)
-        {
-            // If the removal fails, the following error names the file anyway.
-            let _ = std::fs::remove_file(path);
+        if matches!(&error, StartError::Volume { .. } | StartError::InvalidSetting { .. }) {
+            for path in missing {
+                // If the removal fails, the following error names the file anyway.
+                let _ = std::fs::remove_file(path);
+            }
         }
         to_cli_error(error)
     })

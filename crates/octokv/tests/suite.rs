@@ -26,6 +26,7 @@ mod log_engine;
 mod scan;
 mod sched;
 mod serve;
+mod several_devices;
 mod sim;
 mod ssd_model;
 mod tree_stats;

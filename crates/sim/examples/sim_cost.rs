@@ -33,6 +33,7 @@ const CLIENT_HOSTS: usize = 2;
 const NODE: NodePlan = NodePlan {
     cores: 2,
     engine: EnginePlan::Hash,
+    devices: 1,
     unit_bytes: 4096,
     hash: HashKind::Xxh3,
     format_version: 1,

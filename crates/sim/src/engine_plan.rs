@@ -22,18 +22,20 @@ pub enum EnginePlan {
     Tree(TreePlan),
     /// The log engine.
     Log(LogPlan),
+    /// An engine with the settings that a node gives it.
+    AsConfigured(EngineKind),
 }
 
 impl EnginePlan {
     /// Whether a damaged block may have more than one key, and a key may stay lost when the block is not in use any more.
     pub fn shares_blocks(&self) -> bool {
-        !matches!(self, EnginePlan::Hash)
+        !matches!(self, EnginePlan::Hash | EnginePlan::AsConfigured(EngineKind::Hash))
     }
 
     /// Mean number of completed commands between pieces of background work that nothing needs; `None` without any.
     pub fn work_interval(&self) -> Option<u64> {
         match self {
-            EnginePlan::Hash => None,
+            EnginePlan::Hash | EnginePlan::AsConfigured(_) => None,
             EnginePlan::Tree(tree) => Some(tree.work_interval),
             EnginePlan::Log(log) => Some(log.work_interval),
         }
@@ -43,6 +45,9 @@ impl EnginePlan {
     pub fn format(&self, common: FormatConfig) -> FormatConfig {
         match self {
             EnginePlan::Hash => FormatConfig { engine: EngineKind::Hash, ..common },
+            EnginePlan::AsConfigured(engine) => {
+                FormatConfig { engine: *engine, inline_bytes_max: 300, partitions: 2, ..common }
+            }
             EnginePlan::Tree(tree) => {
                 FormatConfig { engine: EngineKind::Lsm, inline_bytes_max: tree.inline_bytes_max, ..common }
             }
@@ -67,7 +72,9 @@ impl EnginePlan {
         format: &FormatConfig,
     ) -> Result<AnyVolume, OpenError> {
         match self {
-            EnginePlan::Hash => AnyVolume::open(devices, pool, config, format).await,
+            EnginePlan::Hash | EnginePlan::AsConfigured(_) => {
+                AnyVolume::open(devices, pool, config, format).await
+            }
             EnginePlan::Tree(tree) => {
                 let adjust = |settings: &mut TreeSettings| tree.adjust(settings);
                 lsm::open_with(&devices[0], pool, config, format, adjust).await.map(AnyVolume::Lsm)

@@ -52,7 +52,7 @@ impl EngineWork {
     /// Draws a piece of work of an engine; `None` if it has none.
     pub fn draw(random: &mut Prng, engine: &EnginePlan) -> Option<EngineWork> {
         match engine {
-            EnginePlan::Hash => None,
+            EnginePlan::Hash | EnginePlan::AsConfigured(_) => None,
             EnginePlan::Tree(_) => Some(EngineWork::Tree(match random.below(6) {
                 0..2 => TreeWork::Flush,
                 2..4 => TreeWork::Compact { wants_space: false },

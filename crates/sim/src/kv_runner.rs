@@ -24,6 +24,7 @@ use crate::sim_node::NodesUnderTest;
 use crate::stats::ScenarioStats;
 use octokv_base::prng::mix64;
 use octokv_base::{Key, NamespaceId, Nanos, Prng};
+use octokv_engine::EngineKind;
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
 use octokv_engine::linearizability::KeyState;
@@ -536,8 +537,9 @@ impl KvRunner {
         }
         // Of a list that cannot be read the pieces are in use until the next opening, and free from then on.
         // Of a tree, space of work that the stop has cut off, and the segment to which puts write, is free then, too.
-        let lost_some =
-            (self.has_disk_faults || matches!(engine, EnginePlan::Tree(_))) && Some(report.used_bytes) < used;
+        let lost_some = (self.has_disk_faults
+            || matches!(engine, EnginePlan::Tree(_) | EnginePlan::AsConfigured(EngineKind::Lsm)))
+            && Some(report.used_bytes) < used;
         if Some(report.used_bytes) != used && !lost_some {
             return Err(format!("verify found {} B in use, the node reported {used:?}", report.used_bytes));
         }

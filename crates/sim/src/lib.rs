@@ -18,6 +18,7 @@
 //! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
 //!   [`ordered_scenario`]: with the ordered engine; [`tree_plan`]: its sizes. [`log_scenario`]: with the log engine; [`log_plan`]: its sizes.
+//!   [`devices_scenario`]: with a volume on several devices.
 //! - [`engine_plan`]: the engine of a node. [`engine_work`]: its background work; [`engine_worker`]: begins that at random times.
 //! - [`scans`]: scans of clients, and the checks of their pairs.
 //! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
@@ -26,6 +27,7 @@
 
 pub mod blocks;
 pub mod clients;
+pub mod devices_scenario;
 mod draw;
 pub mod engine_plan;
 pub mod engine_work;
@@ -189,6 +191,7 @@ fn run_seed_catching_panics(seed: u64, scenario: Scenario) -> Result<ScenarioSta
         Scenario::Memory => run_scenario(&memory_scenario::draw_memory_plan(seed)),
         Scenario::Ordered => run_scenario(&ordered_scenario::draw_ordered_plan(seed)),
         Scenario::Log => run_scenario(&log_scenario::draw_log_plan(seed)),
+        Scenario::Devices => run_scenario(&devices_scenario::draw_devices_plan(seed)),
         Scenario::Remote => remote::run_scenario(&RemoteScenarioPlan::draw(seed)),
         Scenario::Calm | Scenario::Crashes | Scenario::Network | Scenario::Disk | Scenario::Everything => {
             run_scenario(&KvScenarioPlan::draw(seed, scenario))

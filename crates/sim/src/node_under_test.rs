@@ -1,4 +1,4 @@
-//! The node under test of key-value simulations: a [`SimNode`] with the production engine on one disk.
+//! The node under test of key-value simulations: a [`SimNode`] with the production engine on one disk or several.
 //!
 //! ```text
 //!   Off ──boot──▶ Recovering ──opened, audited──▶ Up
@@ -14,7 +14,7 @@ use crate::operator::ReconfigurableNode;
 use crate::scenario::NodePlan;
 use crate::sim_device::{SimDevice, SimStorage};
 use crate::sim_node::{NodesUnderTest, SimNode};
-use octokv_base::{BufferPool, Key, NamespaceId};
+use octokv_base::{BufferPool, Key, NamespaceId, Prng};
 use octokv_device::{Device, RamDisk};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
@@ -26,7 +26,7 @@ use octokv_node::kv_backend::KvBackend;
 use octokv_node::namespace_table::NamespaceBackend;
 use octokv_node::{CoreNamespace, NamespaceVolume, OpenDevice, namespace_info};
 use octokv_nvmf::{NamespaceInfo, Target};
-use octokv_runtime::simulated::{HostFailure, SimEnv, SimHostId};
+use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -56,11 +56,15 @@ struct RunningVolume {
     namespace: Cell<Option<NamespaceId>>,
 }
 
-/// A node with one disk and one key-value namespace.
+/// A node with one key-value namespace, on one disk or several.
 pub struct KvNodeUnderTest {
     /// Its host, reactors and target.
     pub sim_node: SimNode,
-    storage: SimStorage,
+    storages: Vec<SimStorage>,
+    /// The order in which the storages are given to the node, another one at each recovery.
+    order: RefCell<Vec<usize>>,
+    /// Of the orders.
+    random: RefCell<Prng>,
     running: Option<RunningVolume>,
 }
 
@@ -104,11 +108,13 @@ impl ReconfigurableNode for Vec<KvNodeUnderTest> {
 }
 
 impl KvNodeUnderTest {
-    /// A stopped node with an empty disk.
+    /// A stopped node with empty disks.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> KvNodeUnderTest {
         let sim_node = SimNode::new(sim, plan, faults);
-        let storage = SimStorage::new(sim, sim_node.host, plan.disk, plan.is_in_memory);
-        KvNodeUnderTest { sim_node, storage, running: None }
+        let storage = |_| SimStorage::new(sim, sim_node.host, plan.disk, plan.is_in_memory);
+        let storages = (0..plan.devices).map(storage).collect();
+        let (order, random) = (RefCell::new((0..plan.devices).collect()), RefCell::new(Prng::new(7)));
+        KvNodeUnderTest { sim_node, storages, order, random, running: None }
     }
 
     /// Format of the volume.
@@ -129,7 +135,7 @@ impl KvNodeUnderTest {
     /// Starts a reactor that runs one task.
     fn spawn_task<T: 'static, F: Future<Output = T> + 'static>(
         &self,
-        task: impl FnOnce(Rc<dyn Device>) -> F,
+        task: impl FnOnce(Vec<Rc<dyn Device>>) -> F,
     ) -> TaskResult<T> {
         let handle = ReactorHandle::new(
             CoreWaker::without_eventfd(),
@@ -137,8 +143,9 @@ impl KvNodeUnderTest {
             CpuTime::simulated(),
         );
         let result_slot: TaskResult<T> = Rc::default();
-        let device = self.sim_node.device(&self.storage).open_for_core(&handle);
-        let future = task(device.expect("a simulated disk opens on a simulated queue"));
+        let opened = self.devices().into_iter().map(|device| device.open_for_core(&handle));
+        let devices = opened.collect::<Result<Vec<_>, _>>();
+        let future = task(devices.expect("a simulated disk opens on a simulated queue"));
         let result = Rc::clone(&result_slot);
         handle.spawn(async move {
             let value = future.await;
@@ -154,12 +161,25 @@ impl KvNodeUnderTest {
         result_slot
     }
 
-    /// Starts the host and opens the disk, after formatting it if `first`, then audits every key.
+    /// The devices, in the order in which they are given to the node.
+    fn devices(&self) -> Vec<SimDevice> {
+        self.order.borrow().iter().map(|&at| self.sim_node.device(&self.storages[at])).collect()
+    }
+
+    /// Gives the devices to the node in another order.
+    fn shuffle_devices(&self) {
+        let (mut order, mut random) = (self.order.borrow_mut(), self.random.borrow_mut());
+        for at in (1..order.len()).rev() {
+            order.swap(at, random.below(at as u64 + 1) as usize);
+        }
+    }
+
+    /// Starts the host and opens the disks, after formatting them if `first`, then audits every key.
     pub fn start_recovery(&self, keys: Vec<Key>, first: bool) -> TaskResult<RecoveryResult> {
         self.sim_node.sim.start_host(self.sim_node.host);
         let (format, plan) = (self.format(), self.sim_node.plan);
-        self.spawn_task(move |device| async move {
-            let devices = [device];
+        self.shuffle_devices();
+        self.spawn_task(move |devices| async move {
             // Memory is formatted when it is opened.
             if first && !plan.is_in_memory {
                 AnyVolume::format(&devices, &format).await?;
@@ -205,9 +225,9 @@ impl KvNodeUnderTest {
     /// A new namespace on a volume: as cores and as hosts see it.
     fn namespace(&self, volume: &AnyVolume, id: NamespaceId) -> (CoreNamespace<SimDevice>, NamespaceInfo) {
         let info = namespace_info(volume, self.sim_node.subsystem_config().key_bytes_max);
-        let device = self.sim_node.device(&self.storage);
+        let devices = self.devices();
         let volume = NamespaceVolume::Kv(volume.clone());
-        (CoreNamespace { id, volume, device }, NamespaceInfo { id, ..info })
+        (CoreNamespace { id, volume, devices }, NamespaceInfo { id, ..info })
     }
 
     fn first_executor(&self) -> Option<Rc<KvBackend<AnyEngine>>> {
@@ -223,7 +243,7 @@ impl KvNodeUnderTest {
     pub fn stop(&mut self, failure: HostFailure) {
         self.running = None;
         self.sim_node.stop(failure);
-        self.storage.end_process();
+        self.storages.iter_mut().for_each(SimStorage::end_process);
     }
 
     fn remove_reactors(&self) {
@@ -232,17 +252,23 @@ impl KvNodeUnderTest {
         self.sim_node.sim.start_host(self.sim_node.host);
     }
 
+    /// The only disk.
+    fn disk(&self) -> SimDiskId {
+        assert_eq!(self.storages.len(), 1, "faults of a disk are those of the only one");
+        self.storages[0].disk()
+    }
+
     /// Fails the disk for good, or puts an empty one in its place. REQUIRES: to replace it, the node is stopped.
     pub fn set_disk_lost(&self, lost: bool) {
         match lost {
-            true => self.sim_node.sim.lose_disk(self.storage.disk()),
-            false => self.sim_node.sim.replace_disk(self.storage.disk()),
+            true => self.sim_node.sim.lose_disk(self.disk()),
+            false => self.sim_node.sim.replace_disk(self.disk()),
         }
     }
 
     /// The memory of the volume, or `None` if it is on a disk.
     pub fn memory(&self) -> Option<&Arc<RamDisk>> {
-        self.storage.memory()
+        self.storages[0].memory()
     }
 
     /// The open volume, or `None` while the node is down.
@@ -284,22 +310,22 @@ impl KvNodeUnderTest {
     pub fn start_verify(&self) -> TaskResult<Result<VerifyReport, OpenError>> {
         self.sim_node.sim.start_host(self.sim_node.host);
         let pool = BufferPool::new(self.sim_node.plan.pool_bytes);
-        self.spawn_task(move |device| async move {
-            AnyVolume::verify(&[device], &pool, &mut |_, _| ()).await.map_err(|failure| failure.reason)
+        self.spawn_task(move |devices| async move {
+            AnyVolume::verify(&devices, &pool, &mut |_, _| ()).await.map_err(|failure| failure.reason)
         })
     }
 
     /// Where the disk has what, by its newest valid superblock.
     pub fn device_layout(&self) -> Option<DeviceLayout> {
         let mut front = [0; FORMAT_REGION_BYTES as usize];
-        self.sim_node.sim.read_disk(self.storage.disk(), 0, &mut front);
+        self.sim_node.sim.read_disk(self.disk(), 0, &mut front);
         AnyVolume::device_layout(&front)
     }
 
     /// Flips a bit of the disk. Returns false and flips nothing if the sector holds only zeros.
     pub fn flip_bit(&self, at_byte: u64, bit: u8) -> bool {
         let sector = at_byte / 512 * 512;
-        let (disk, mut bytes) = (self.storage.disk(), [0; 512]);
+        let (disk, mut bytes) = (self.disk(), [0; 512]);
         self.sim_node.sim.read_disk(disk, sector, &mut bytes);
         if bytes.iter().all(|&byte| byte == 0) {
             return false;

@@ -39,11 +39,13 @@ pub enum Scenario {
     Ordered,
     /// The log engine, on a small device, with any of the fault profiles above.
     Log,
+    /// A volume of any engine on several disks, with crashes, network faults or slow disks.
+    Devices,
 }
 
 impl Scenario {
     /// Every scenario, in the order that [`crate::default_scenario`] rotates through.
-    pub const ALL: [Scenario; 12] = [
+    pub const ALL: [Scenario; 13] = [
         Scenario::Calm,
         Scenario::Crashes,
         Scenario::Network,
@@ -56,6 +58,7 @@ impl Scenario {
         Scenario::Memory,
         Scenario::Ordered,
         Scenario::Log,
+        Scenario::Devices,
     ];
 
     /// Its name on the command line (`--scenario`).
@@ -73,6 +76,7 @@ impl Scenario {
             Scenario::Memory => "memory",
             Scenario::Ordered => "ordered",
             Scenario::Log => "log",
+            Scenario::Devices => "devices",
         }
     }
 
@@ -164,8 +168,10 @@ pub struct NodePlan {
     pub receive_bytes_max: usize,
     /// Unsent bytes at which a connection accepts no further command.
     pub send_buffer_bytes_max: usize,
-    /// The disk.
+    /// The disk, or each of them.
     pub disk: SimDiskConfig,
+    /// The disks.
+    pub devices: usize,
     /// Whether the disk is memory of the node, which a stop loses.
     pub is_in_memory: bool,
     /// Whether another core executes operations in the middle of those that end at once.

@@ -113,6 +113,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         receive_bytes_max: pick(random, &[1, 4, 100]) * (value_bytes_max as usize + 8192),
         send_buffer_bytes_max: pick(random, &[4096, 100_000, 16 << 20]),
         disk,
+        devices: 1,
         is_in_memory: false,
         has_parallel_core: false,
         // A clone of the generator: the scheduling plan does not change the draws that follow.

@@ -74,6 +74,11 @@ fn ordered_holds() {
 }
 
 #[test]
+fn devices_hold() {
+    assert_scenario_holds(Scenario::Devices);
+}
+
+#[test]
 fn log_holds() {
     assert_scenario_holds(Scenario::Log);
 }

@@ -8,6 +8,7 @@ mod etcd_real;
 mod etcd_script;
 mod injected_bugs;
 mod injected_bugs_blocks;
+mod injected_bugs_devices;
 mod injected_bugs_log;
 mod injected_bugs_memory;
 mod injected_bugs_nodes;

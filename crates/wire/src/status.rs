@@ -173,6 +173,8 @@ statuses! {
     TOO_MANY_ITERATORS = 7, 0x02, "too many iterators";
     /// octokv: the next pair is longer than the host's buffer; DW0 says which length has room for it.
     PAIR_TOO_LARGE = 7, 0x03, "pair larger than the buffer";
+    /// octokv: the device that has the key is not available, which says nothing of whether the key exists.
+    DEVICE_UNAVAILABLE = 7, 0x04, "the key's device is not available";
 }
 
 impl fmt::Display for Status {

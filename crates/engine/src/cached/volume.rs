@@ -7,11 +7,10 @@ use crate::{
     DeviceLayout, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError, PrefetchPlan,
     VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, SharedSum};
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// An open volume with a cache of [`OpenConfig::cache_bytes`].
 #[derive(Clone)]
@@ -84,7 +83,7 @@ impl<V: Volume> Volume for CachedVolume<V> {
         self.volume.info()
     }
 
-    fn used_bytes(&self) -> Arc<AtomicU64> {
+    fn used_bytes(&self) -> SharedSum {
         self.volume.used_bytes()
     }
 

@@ -42,6 +42,8 @@ impl EngineNumber {
     pub const LSM: EngineNumber = EngineNumber(2);
     /// The log engine.
     pub const LOG: EngineNumber = EngineNumber(3);
+    /// No engine: a device of a volume that spans several.
+    pub const SPAN: EngineNumber = EngineNumber(4);
 }
 
 impl fmt::Display for EngineNumber {
@@ -50,6 +52,7 @@ impl fmt::Display for EngineNumber {
             EngineNumber::HASH => f.write_str("the hash engine"),
             EngineNumber::LSM => f.write_str("the lsm engine"),
             EngineNumber::LOG => f.write_str("the log engine"),
+            EngineNumber::SPAN => f.write_str("several devices"),
             EngineNumber(number) => write!(f, "an unknown engine (number {number})"),
         }
     }
@@ -154,6 +157,8 @@ pub enum SuperblockField {
     CleanShutdown,
     /// The flag of versions.
     HasVersions,
+    /// The engine of the volumes on the devices of a span.
+    EngineOfDevices,
 }
 
 impl fmt::Display for SuperblockField {
@@ -163,6 +168,7 @@ impl fmt::Display for SuperblockField {
             SuperblockField::CheckpointArea => "checkpoint area",
             SuperblockField::CleanShutdown => "clean shutdown flag",
             SuperblockField::HasVersions => "versions flag",
+            SuperblockField::EngineOfDevices => "engine",
         })
     }
 }

@@ -71,7 +71,7 @@ pub(super) fn layout(
     Ok(HashSuperblock {
         format,
         volume_id: random.next_u64(),
-        hash_seed: random.next_u64(),
+        hash_seed: config.hash_seed.unwrap_or_else(|| random.next_u64()),
         hash: config.hash,
         layout,
         index_partitions_log2,

@@ -18,11 +18,10 @@ use crate::{
     DeviceLayout, EngineError, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError,
     PrefetchPlan, PrefetchStage, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
-use octokv_base::{BufferPool, Lba};
+use octokv_base::{BufferPool, Lba, SharedSum};
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// The only device of a volume of this format.
 fn only(devices: &[Rc<dyn Device>]) -> Result<&Rc<dyn Device>, OpenError> {
@@ -78,8 +77,8 @@ impl Volume for Arc<HashVolume> {
         HashVolume::info(self)
     }
 
-    fn used_bytes(&self) -> Arc<AtomicU64> {
-        HashVolume::used_bytes(self)
+    fn used_bytes(&self) -> SharedSum {
+        HashVolume::used_bytes(self).into()
     }
 
     fn is_idle(&self) -> bool {

@@ -85,7 +85,7 @@ async fn verify_entry(
     let lba = record_ref.location * unit_blocks;
     let buffer = pool.take((record_ref.units * unit_bytes) as usize).ok_or(OpenError::NoMemory)?;
     let Ok(bytes) = device.read(Lba(lba), buffer).await.into_read() else {
-        return Ok(Err(RecordProblem { lba, key: None, kind: ProblemKind::Unreadable }));
+        return Ok(Err(RecordProblem { device: None, lba, key: None, kind: ProblemKind::Unreadable }));
     };
     let record = match verify_record(&bytes, record_ref, superblock.volume_id, superblock.format) {
         Ok((key, header)) if header.meta.flags.contains(RecordFlags::PIECES) => {
@@ -93,7 +93,7 @@ async fn verify_entry(
                 Ok(()) => Ok((key, header.value_bytes)),
                 Err((kind, at)) => {
                     let lba = at.map_or(lba, |DamagedAt(location)| location * unit_blocks);
-                    return Ok(Err(RecordProblem { lba, key: Some(key), kind }));
+                    return Ok(Err(RecordProblem { device: None, lba, key: Some(key), kind }));
                 }
             }
         }
@@ -109,10 +109,12 @@ async fn verify_entry(
                 partition_and_tag(hash_of(superblock, key.as_bytes()), superblock.index_partitions_log2);
             match found == (partition, entry.tag()) {
                 true => Ok(value_bytes as u64),
-                false => Err(RecordProblem { lba, key: Some(key), kind: ProblemKind::WrongRecord }),
+                false => {
+                    Err(RecordProblem { device: None, lba, key: Some(key), kind: ProblemKind::WrongRecord })
+                }
             }
         }
-        Err((key, kind)) => Err(RecordProblem { lba, key, kind }),
+        Err((key, kind)) => Err(RecordProblem { device: None, lba, key, kind }),
     })
 }
 

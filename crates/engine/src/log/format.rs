@@ -206,7 +206,7 @@ fn new_superblock(layout: LogLayout, config: &FormatConfig, digest: u64) -> LogS
     let first = random.next_u64();
     LogSuperblock {
         volume_id: if digest == 0 { first } else { mix64(first ^ digest) },
-        hash_seed: random.next_u64(),
+        hash_seed: config.hash_seed.unwrap_or_else(|| random.next_u64()),
         layout,
         namespace: config.namespace,
         value_bytes_max: config.value_bytes_max,

@@ -11,11 +11,10 @@ use crate::{
     DeviceLayout, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError, PrefetchPlan,
     VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, SharedSum};
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 impl Volume for Arc<LogVolume> {
     type Engine = LogEngine;
@@ -66,8 +65,8 @@ impl Volume for Arc<LogVolume> {
         LogVolume::info(self)
     }
 
-    fn used_bytes(&self) -> Arc<AtomicU64> {
-        LogVolume::used_bytes(self)
+    fn used_bytes(&self) -> SharedSum {
+        LogVolume::used_bytes(self).into()
     }
 
     fn set_scrub_rate(&self, bytes_per_second: u64) {

@@ -75,7 +75,7 @@ async fn verify_volume(
         };
         if is_lost {
             let lba = volume.lba(volume.layout().chunks_start_unit).0;
-            report.problems.push(RecordProblem { lba, key: None, kind: ProblemKind::Bucket });
+            report.problems.push(RecordProblem { device: None, lba, key: None, kind: ProblemKind::Bucket });
             continue;
         }
         for segment in 0..segments {
@@ -102,8 +102,12 @@ impl LogCore {
         let all = self.volume.statistics().keys;
         let entries = self.verify_buckets(store, image, report).await?;
         for entry in entries.iter() {
-            let problem =
-                |unit, kind| RecordProblem { lba: self.volume.lba(unit).0, key: Key::new(entry.key), kind };
+            let problem = |unit, kind| RecordProblem {
+                device: None,
+                lba: self.volume.lba(unit).0,
+                key: Key::new(entry.key),
+                kind,
+            };
             match &entry.contents {
                 EntryContents::Tombstone => continue,
                 EntryContents::Value { at: ValuePlace::Nowhere, .. } => {}
@@ -156,7 +160,12 @@ impl LogCore {
         let owner = owner.filter(|(owner, _)| (owner.partition, owner.kind) == (store.id, LogKind::Keys));
         let lba_of = |bucket: u8| self.volume.lba(image.unit() + u64::from(bucket)).0;
         let Some((owner, unit)) = owner else {
-            report.problems.push(RecordProblem { lba: lba_of(0), key: None, kind: ProblemKind::WrongRecord });
+            report.problems.push(RecordProblem {
+                device: None,
+                lba: lba_of(0),
+                key: None,
+                kind: ProblemKind::WrongRecord,
+            });
             return Ok(SegmentImage::new());
         };
         let volume_id = self.volume.fixed().volume_id;
@@ -165,7 +174,7 @@ impl LogCore {
         for bucket in (0..image.chain()).filter(|bucket| checked.damaged >> bucket & 1 == 1) {
             let is_unreadable = unreadable >> bucket & 1 == 1;
             let kind = if is_unreadable { ProblemKind::Unreadable } else { ProblemKind::Bucket };
-            report.problems.push(RecordProblem { lba: lba_of(bucket), key: None, kind });
+            report.problems.push(RecordProblem { device: None, lba: lba_of(bucket), key: None, kind });
         }
         Ok(checked.entries)
     }

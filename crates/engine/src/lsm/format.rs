@@ -62,7 +62,7 @@ pub(super) fn layout(
     let mut random = Prng::new(config.seed);
     Ok(LsmSuperblock {
         volume_id: random.next_u64(),
-        hash_seed: random.next_u64(),
+        hash_seed: config.hash_seed.unwrap_or_else(|| random.next_u64()),
         layout,
         namespace: config.namespace,
         value_bytes_max: config.value_bytes_max,
@@ -114,6 +114,7 @@ mod tests {
         chunk_bytes: None,
         namespace: 3,
         seed: 8,
+        hash_seed: None,
     };
 
     fn layout_of(

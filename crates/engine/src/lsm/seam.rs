@@ -18,11 +18,10 @@ use crate::{
     DeviceLayout, EngineError, EngineStatistics, FormatConfig, FormatVersions, OpenConfig, OpenError,
     PrefetchPlan, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
-use octokv_base::{BufferPool, Lba};
+use octokv_base::{BufferPool, Lba, SharedSum};
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 impl Volume for Arc<LsmVolume> {
     type Engine = LsmEngine;
@@ -74,8 +73,8 @@ impl Volume for Arc<LsmVolume> {
         LsmVolume::info(self)
     }
 
-    fn used_bytes(&self) -> Arc<AtomicU64> {
-        LsmVolume::used_bytes(self)
+    fn used_bytes(&self) -> SharedSum {
+        LsmVolume::used_bytes(self).into()
     }
 
     fn is_idle(&self) -> bool {

@@ -88,7 +88,7 @@ impl LsmCore {
                 match outcome {
                     Err(EngineError::Corrupt { lba, .. }) => {
                         let kind = self.problem_at(lba, ProblemKind::TableBlock);
-                        report.problems.push(RecordProblem { lba, key: None, kind });
+                        report.problems.push(RecordProblem { device: None, lba, key: None, kind });
                     }
                     Err(error) => return Err(error.into()),
                     Ok(()) if cursor.entry().is_none() => break,
@@ -122,7 +122,7 @@ impl LsmCore {
                         Ok(value) => report.value_bytes += value.bytes().len() as u64,
                         Err(EngineError::Corrupt { lba, .. }) => {
                             let (key, kind) = (Key::new(&key), self.problem_at(lba, ProblemKind::Value));
-                            report.problems.push(RecordProblem { lba, key, kind });
+                            report.problems.push(RecordProblem { device: None, lba, key, kind });
                         }
                         Err(error) => return Err(error.into()),
                     }

@@ -1,7 +1,7 @@
 //! The log engine as a fixture of the conformance suite, with parts so small that a few hundred operations fill chunks and split segments.
 
 use super::pool;
-use octokv_base::{BufferPool, Prng};
+use octokv_base::{BufferPool, Prng, SharedSum};
 use octokv_device::Device;
 use octokv_device::power_loss::PowerLossDisk;
 use octokv_engine::conformance::EngineFixture;
@@ -16,7 +16,6 @@ use octokv_engine::{
 use octokv_runtime::block_on;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 /// The bytes of a small volume's disk.
 pub const LOG_DISK_BYTES: usize = 24 << 20;
@@ -153,7 +152,7 @@ impl Volume for SmallLogVolume {
         Volume::info(&self.0)
     }
 
-    fn used_bytes(&self) -> Arc<AtomicU64> {
+    fn used_bytes(&self) -> SharedSum {
         Volume::used_bytes(&self.0)
     }
 

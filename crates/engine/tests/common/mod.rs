@@ -9,8 +9,8 @@ pub mod log_fixture;
 pub mod lsm_fixture;
 pub mod maintained_volume;
 pub mod noted_device;
+pub mod spanned_fixture;
 pub mod stable_memory;
-pub mod striped_volume;
 pub mod traced_memory;
 pub mod unwritten;
 

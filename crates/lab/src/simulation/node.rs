@@ -133,7 +133,7 @@ impl ExperimentNode<'_> {
                 costs: self.costs,
             };
             let volume = NamespaceVolume::Kv(volume.clone());
-            let namespace = CoreNamespace { id: NamespaceId(1), volume, device: self.drive(ssd) };
+            let namespace = CoreNamespace { id: NamespaceId(1), volume, devices: vec![self.drive(ssd)] };
             let core = NodeCore::new(parts, [namespace]).map_err(|error| error.to_string())?;
             self.run_core(index, core, Rc::clone(&carrier));
         }

@@ -18,7 +18,7 @@ mod rig_device;
 #[path = "rig_sockets.rs"]
 mod rig_sockets;
 
-use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos};
+use octokv_base::{BufferPool, Key, Lba, NamespaceId, Nanos, SharedSum};
 use octokv_client::{ClientConfig, Command, Reconnect, Response, Session, StoreMode, Value};
 use octokv_device::{Device, Geometry, RamDisk};
 use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume, WallClock};
@@ -37,7 +37,7 @@ use rig_device::{DeferredQueue, RigDevice};
 use rig_sockets::{SharedConnection, TestNetwork, TestSockets};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NQN: &str = "nqn.2026-11.io.octokv:node";
 /// The namespace of blocks, beside namespace 1 of keys and values.
@@ -155,7 +155,7 @@ impl RigNode {
             id: BLOCK_NAMESPACE,
             nguid: [2; 16],
             size_bytes: block_volume.size_bytes(),
-            used_bytes: Arc::new(AtomicU64::new(block_volume.size_bytes())),
+            used_bytes: SharedSum::constant(block_volume.size_bytes()),
             kind: NamespaceKind::Block { block_bytes: BLOCK_NAMESPACE_BLOCK_BYTES },
             ana_group: 1,
         };
@@ -208,12 +208,12 @@ impl RigNode {
             CoreNamespace {
                 id: NamespaceId(1),
                 volume: NamespaceVolume::Kv(self.kv_volume.clone()),
-                device: self.kv_device.clone(),
+                devices: vec![self.kv_device.clone()],
             },
             CoreNamespace {
                 id: BLOCK_NAMESPACE,
                 volume: NamespaceVolume::Block(Arc::clone(&self.block_volume)),
-                device: self.block_device.clone(),
+                devices: vec![self.block_device.clone()],
             },
         ];
         NodeCore::new(parts, namespaces).expect("a core in memory")

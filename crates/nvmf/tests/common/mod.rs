@@ -9,7 +9,7 @@ pub mod script;
 pub use direct::DirectMemory;
 pub use engine::MemoryEngine;
 
-use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, ShortKey, crc32c};
+use octokv_base::{Buffer, BufferPool, Key, NamespaceId, Nanos, RecordLayout, SharedSum, ShortKey, crc32c};
 use octokv_nvmf::{
     Connection, IoRequest, NamespaceInfo, NamespaceKind, ReceiveResult, RequestOperation, RequestOutcome,
     StoreMode, SubsystemConfig, Target,
@@ -24,7 +24,6 @@ use octokv_wire::{Cqe, Sgl, Sqe, Status, identify, kv, log_page, nqn, nvm};
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use zerocopy::IntoBytes;
 
 pub const NQN: &str = "nqn.2026-11.io.octokv:node";
@@ -39,7 +38,7 @@ pub fn namespace(id: u32) -> NamespaceInfo {
         id: NamespaceId(id),
         nguid: [id as u8; 16],
         size_bytes: 1 << 30,
-        used_bytes: Arc::new(AtomicU64::new(1 << 20)),
+        used_bytes: SharedSum::constant(1 << 20),
         kind: NamespaceKind::KeyValue {
             value_bytes_max: 2 << 20,
             key_bytes_max: 1024,

@@ -11,7 +11,7 @@ use crate::faulty_disk::DiskFaults;
 use crate::operator::{ANA_GROUPS, ReconfigurableNode};
 use crate::sim_device::{SimDevice, SimStorage};
 use crate::sim_node::{NodesUnderTest, SimNode};
-use octokv_base::NamespaceId;
+use octokv_base::{NamespaceId, SharedSum};
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::control::CoreChangeError;
 use octokv_node::{CoreNamespace, NamespaceVolume};
@@ -71,12 +71,12 @@ impl BlockNodeUnderTest {
             id,
             nguid: [1 + disk as u8; 16],
             size_bytes: volume.size_bytes(),
-            used_bytes: Arc::default(),
+            used_bytes: SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes },
             ana_group: 1 + disk as u32 % ANA_GROUPS,
         };
         let (volume, device) = (NamespaceVolume::Block(volume), self.sim_node.device(storage));
-        (CoreNamespace { id, volume, device }, info)
+        (CoreNamespace { id, volume, devices: vec![device] }, info)
     }
 }
 

@@ -4,7 +4,7 @@
 use super::*;
 use crate::fair_yield::FairYield;
 use crate::kv_backend::KvBackend;
-use octokv_base::{Key, RecordLayout};
+use octokv_base::{Key, RecordLayout, SharedSum};
 use octokv_client::{ClientConfig, Command, RemoteIterator, Response, Session};
 use octokv_engine::memory::{MemoryConfig, MemoryEngine};
 use octokv_engine::{Engine, PutMode, WallClock};
@@ -59,7 +59,7 @@ impl SimNode {
             id: KEYS,
             nguid: [1; 16],
             size_bytes: 1 << 20,
-            used_bytes: Arc::default(),
+            used_bytes: SharedSum::default(),
             kind: NamespaceKind::KeyValue {
                 value_bytes_max: 1 << 10,
                 key_bytes_max: 1024,

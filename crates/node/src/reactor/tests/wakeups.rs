@@ -31,7 +31,7 @@ impl ListeningCore {
             id: BLOCKS,
             nguid: [1; 16],
             size_bytes: 64 << 10,
-            used_bytes: Arc::default(),
+            used_bytes: octokv_base::SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes: BLOCK_BYTES },
             ana_group: 1,
         };

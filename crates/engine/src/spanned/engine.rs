@@ -1,0 +1,298 @@
+//! One core's handle on a volume of several devices.
+//!
+//! An operation on a key is one of the volume on the key's device; errors name that device. What concerns all keys takes all devices: a listing, a scan or an iterator that
+//! lacks one would silently omit keys, and fails instead.
+
+use super::iterator::SpannedIterator;
+use super::partition_map::PartitionMap;
+use super::places::MemberPlace;
+use super::ring_merge::{ListOrder, list_merged, scan_merged};
+use super::snapshot_gate::SnapshotGate;
+use crate::bug_injection::{self, InjectedBug};
+use crate::{
+    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, IteratorOptions, IteratorProgress,
+    KeyLookup, KeySink, KeyStatus, LookupStage, PairSink, PrefetchStage, PutMode, PutOptions, PutOutcome,
+    PutValue, ScanSink, StoredValue, ValueRange, VolumePlace,
+};
+use futures_util::future::join_all;
+use octokv_base::{DataRef, Key, Received, RecordLayout, RingPosition, RingRange, Version};
+use octokv_device::DeviceError;
+use octokv_runtime::ReactorHandle;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// One core's handle on the volume of one device.
+pub(super) enum SpannedMember<E> {
+    /// It serves.
+    Open(E, MemberPlace),
+    /// It was not opened.
+    Absent,
+}
+
+/// See the module header.
+pub struct SpannedEngine<E> {
+    /// By the indices of the devices.
+    members: Vec<SpannedMember<E>>,
+    map: PartitionMap,
+    hash_seed: u64,
+    order: ListOrder,
+    gate: Arc<SnapshotGate>,
+}
+
+/// The error of operations on keys of a device that was not opened.
+fn absent(device: usize) -> EngineError {
+    EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
+}
+
+impl<E: Engine> SpannedEngine<E> {
+    /// A handle on members, at least one of which serves.
+    pub(super) fn new(
+        members: Vec<SpannedMember<E>>,
+        (map, hash_seed, order): (PartitionMap, u64, ListOrder),
+        gate: Arc<SnapshotGate>,
+    ) -> SpannedEngine<E> {
+        SpannedEngine { members, map, hash_seed, order, gate }
+    }
+
+    fn device_of(&self, key: &[u8]) -> usize {
+        self.map.device_of(RingPosition::of_bytes(key, self.hash_seed))
+    }
+
+    fn member(&self, device: usize) -> Result<&E, EngineError> {
+        self.placed_member(device).map(|(engine, _)| engine)
+    }
+
+    fn placed_member(&self, device: usize) -> Result<(&E, MemberPlace), EngineError> {
+        match &self.members[device] {
+            SpannedMember::Open(engine, place) => Ok((engine, *place)),
+            SpannedMember::Absent => Err(absent(device)),
+        }
+    }
+
+    /// The handles that serve.
+    fn open_members(&self) -> impl Iterator<Item = (&E, MemberPlace)> {
+        (0..self.members.len()).filter_map(|device| self.placed_member(device).ok())
+    }
+
+    /// The handles of all devices that have keys of a range.
+    ///
+    /// # Errors
+    /// That of the first which is absent.
+    fn members_of(&self, range: RingRange) -> Result<Vec<&E>, EngineError> {
+        let devices = (0..self.members.len()).filter(|&device| self.map.has_keys_of(device, range));
+        devices.map(|device| self.member(device)).collect()
+    }
+
+    /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
+    async fn on_key<'a, T>(
+        &'a self,
+        key: &Key,
+        operation: impl AsyncFnOnce(&'a E) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let (engine, place) = self.placed_member(self.device_of(key.as_bytes()))?;
+        let outcome = operation(engine).await.map_err(|error| place.engine_error(error));
+        self.gate.pass().await;
+        outcome
+    }
+
+    /// Runs an operation on all devices at once, on those that serve even if others do not.
+    ///
+    /// # Errors
+    /// That of the first device that is absent or failed.
+    async fn on_all<'a, T>(
+        &'a self,
+        operation: impl AsyncFn(&'a E) -> Result<T, EngineError>,
+    ) -> Result<Vec<T>, EngineError> {
+        let of_device = async |device| {
+            let (engine, place) = self.placed_member(device)?;
+            operation(engine).await.map_err(|error| place.engine_error(error))
+        };
+        join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
+    }
+}
+
+impl<E: Engine + 'static> Engine for SpannedEngine<E> {
+    type Iterator = SpannedIterator<E::Iterator>;
+
+    async fn put_with(
+        &self,
+        key: &Key,
+        value: PutValue,
+        options: PutOptions,
+    ) -> Result<PutOutcome, EngineError> {
+        self.on_key(key, async |engine| engine.put_with(key, value, options).await).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+        self.on_key(key, async |engine| engine.get(key).await).await
+    }
+
+    async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        self.on_key(key, async |engine| engine.get_range(key, range).await).await
+    }
+
+    async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
+        self.on_key(key, async |engine| engine.delete_with(key, version).await).await
+    }
+
+    async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
+        self.on_key(key, async |engine| engine.status(key).await).await
+    }
+
+    async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        let range = match self.order {
+            ListOrder::Ring(seed) if !start.is_empty() => {
+                RingRange::new(RingPosition::of(start, seed), RingPosition::MAX)
+            }
+            _ => None,
+        };
+        let members = self.members_of(range.unwrap_or(RingRange::FULL))?;
+        list_merged(&members, self.order, start, sink).await
+    }
+
+    async fn scan(
+        &self,
+        range: RingRange,
+        since: Version,
+        sink: &mut impl ScanSink,
+    ) -> Result<(), EngineError> {
+        scan_merged(&self.members_of(range)?, range, since, sink).await
+    }
+
+    async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
+        let (members, reverse) = (self.members_of(RingRange::FULL)?, options.reverse);
+        let mut iterators = Vec::with_capacity(members.len());
+        let _closed = self.gate.close();
+        for member in members {
+            match member.create_iterator(options.clone()).await? {
+                Some(iterator) => iterators.push(iterator),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(SpannedIterator::new(iterators, reverse)))
+    }
+
+    async fn next_pairs(
+        &self,
+        iterator: &Self::Iterator,
+        sink: &mut impl PairSink,
+    ) -> Result<IteratorProgress, EngineError> {
+        iterator.next_pairs(&self.members_of(RingRange::FULL)?, sink).await
+    }
+
+    async fn seek_iterator(&self, iterator: &Self::Iterator, key: &Key) -> Result<(), EngineError> {
+        iterator.seek(&self.members_of(RingRange::FULL)?, key).await
+    }
+
+    async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
+        self.on_all(async |engine| engine.forget_below(version).await).await.map(drop)
+    }
+
+    /// Each device gives up its part.
+    async fn give_up_space(&self, bytes: u64) -> Result<u64, EngineError> {
+        let part = bytes.div_ceil(self.open_members().count().max(1) as u64);
+        Ok(self.on_all(async |engine| engine.give_up_space(part).await).await?.into_iter().sum())
+    }
+
+    async fn compact_all(&self) -> Result<(), EngineError> {
+        self.on_all(async |engine| engine.compact_all().await).await.map(drop)
+    }
+
+    async fn flush(&self) -> Result<(), EngineError> {
+        if bug_injection::is_injected(InjectedBug::SpanFlushOne) {
+            return self.member(0)?.flush().await;
+        }
+        self.on_all(async |engine| engine.flush().await).await.map(drop)
+    }
+
+    async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
+        let report = RefCell::new(report);
+        let of_member = async |(engine, place): (&E, MemberPlace)| {
+            let report: Box<dyn FnMut(EngineError) + '_> =
+                Box::new(|error| report.borrow_mut()(place.engine_error(error)));
+            engine.maintain(handle, report).await;
+        };
+        join_all(self.open_members().map(of_member)).await;
+    }
+
+    async fn run_abandoned(&self) {
+        join_all(self.open_members().map(|(engine, _)| engine.run_abandoned())).await;
+    }
+
+    /// Those that are absent have nothing to write.
+    async fn close(&self) -> Result<(), EngineError> {
+        let of_member = async |(engine, place): (&E, MemberPlace)| {
+            engine.close().await.map_err(|error| place.engine_error(error))
+        };
+        join_all(self.open_members().map(of_member)).await.into_iter().collect()
+    }
+
+    fn record_layout(&self) -> RecordLayout {
+        self.open_members().next().expect("one serves").0.record_layout()
+    }
+
+    fn owner_core(&self, key: &Key) -> Option<usize> {
+        // Any core can say that a device is absent.
+        let member = self.member(self.device_of(key.as_bytes())).ok();
+        member.or_else(|| Some(self.open_members().next()?.0))?.owner_core(key)
+    }
+
+    /// Without the gate: what ends at once would not wait for it.
+    fn may_end_at_once(&self) -> bool {
+        self.order != ListOrder::Keys && self.open_members().any(|(engine, _)| engine.may_end_at_once())
+    }
+
+    fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
+        if self.order == ListOrder::Keys {
+            return None;
+        }
+        let device = self.device_of(key);
+        let lookup = self.member(device).ok()?.begin_lookup(key)?;
+        Some(KeyLookup { device: device as u16, ..lookup })
+    }
+
+    fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
+        if let Ok(engine) = self.member(lookup.device.into()) {
+            engine.advance_lookup(lookup, stage);
+        }
+    }
+
+    fn get_now(
+        &self,
+        key: &[u8],
+        lookup: &KeyLookup,
+        receive: impl FnMut(DataRef<'_>) -> Received,
+    ) -> Option<FoundNow> {
+        self.member(lookup.device.into()).ok()?.get_now(key, lookup, receive)
+    }
+
+    fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
+        self.member(lookup.device.into()).ok()?.exist_now(key, lookup)
+    }
+
+    fn put_now(&self, key: &[u8], lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
+        self.member(lookup.device.into()).ok()?.put_now(key, lookup, mode, value)
+    }
+
+    fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
+        self.member(lookup.device.into()).ok()?.delete_now(key, lookup)
+    }
+
+    fn prefetch(&self, key: &Key, stage: PrefetchStage) {
+        if let Ok(engine) = self.member(self.device_of(key.as_bytes())) {
+            engine.prefetch(key, stage);
+        }
+    }
+
+    fn statistics(&self) -> EngineStatistics {
+        sum_of(self.open_members().map(|(engine, _)| engine.statistics()))
+    }
+}
+
+/// The statistics of devices together.
+pub(super) fn sum_of(of_devices: impl Iterator<Item = EngineStatistics>) -> EngineStatistics {
+    of_devices.fold(EngineStatistics::default(), |mut sum, of_device| {
+        sum.add(&of_device);
+        sum
+    })
+}

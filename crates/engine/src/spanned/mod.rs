@@ -1,0 +1,27 @@
+//! Volumes on several devices: a volume of any engine on each, and every key on one of them.
+//!
+//! ```text
+//!   key ─▶ position on the ring ─▶ partition, of 256 ─▶ device ─▶ the volume of the engine on it
+//!          list, scan, iterator ─▶ all devices, merged in their order
+//!          device failed        ─▶ its keys answer with an error that names it; those of the others are served
+//! ```
+//! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
+//! - `volume`: format, open, verify. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
+//!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors.
+//!
+//! An engine needs no code for it: what is on one device is a volume as on a device alone, behind the superblock area.
+
+mod engine;
+mod iterator;
+mod partition_map;
+mod places;
+mod ring_merge;
+mod snapshot_gate;
+mod superblock;
+mod volume;
+
+pub use engine::SpannedEngine;
+pub use iterator::SpannedIterator;
+pub use partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+pub use superblock::SpanSuperblock;
+pub use volume::SpannedVolume;

@@ -1,0 +1,222 @@
+//! Listings and scans of several devices as one: pages of each, merged in their common order.
+//!
+//! ```text
+//!   device 0   page ─┐
+//!   device 1   page ─┼─ least first ─▶ sink           an empty page: the next one of that device, from its last key on
+//!   device 2   page ─┘
+//! ```
+//! In: one core's handles. Out: keys in the order of the engine, each once. A key belongs to one device, so no two pages have the same. Memory: a page of each
+//! device.
+
+use crate::bug_injection::{self, InjectedBug};
+use crate::{Engine, EngineError, KeySink, ScanEntry, ScanSink};
+use octokv_base::{Key, RingPosition, RingRange, Version};
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+
+/// The keys of a page, at most.
+const PAGE_KEYS: usize = 128;
+
+/// The order of a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListOrder {
+    /// That of positions on the ring of this seed.
+    Ring(u64),
+    /// That of the keys.
+    Keys,
+}
+
+impl ListOrder {
+    fn compare(self, a: &[u8], b: &[u8]) -> Ordering {
+        match self {
+            ListOrder::Ring(seed) => {
+                RingPosition::of_bytes(a, seed).cmp(&RingPosition::of_bytes(b, seed)).then_with(|| a.cmp(b))
+            }
+            ListOrder::Keys => a.cmp(b),
+        }
+    }
+}
+
+/// The place of a device's listing.
+struct ListCursor<'a, E> {
+    engine: &'a E,
+    /// Where the next page begins.
+    next: Key,
+    /// Whether `next` was in the last page.
+    is_behind_next: bool,
+    page: VecDeque<Box<[u8]>>,
+    is_at_end: bool,
+}
+
+/// Receives a page of keys, without one that the page before had.
+struct KeyPage<'a> {
+    keys: &'a mut VecDeque<Box<[u8]>>,
+    without: Option<&'a [u8]>,
+}
+
+impl KeySink for KeyPage<'_> {
+    fn offer(&mut self, key: &[u8]) -> bool {
+        if self.keys.len() >= PAGE_KEYS {
+            return false;
+        }
+        if self.without != Some(key) {
+            self.keys.push_back(key.into());
+        }
+        true
+    }
+}
+
+impl<E: Engine> ListCursor<'_, E> {
+    /// Reads the next page if there is none.
+    async fn fill(&mut self) -> Result<(), EngineError> {
+        if !self.page.is_empty() || self.is_at_end {
+            return Ok(());
+        }
+        let without = self.is_behind_next.then_some(self.next.as_bytes());
+        self.engine.list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await?;
+        self.is_at_end = self.page.len() < PAGE_KEYS;
+        if let Some(last) = self.page.back() {
+            self.next = Key::new(last).expect("a listed key");
+            self.is_behind_next = true;
+        }
+        Ok(())
+    }
+}
+
+/// [`Engine::list`] over several devices.
+///
+/// # Errors
+/// The first of a device.
+pub(super) async fn list_merged<E: Engine>(
+    engines: &[&E],
+    order: ListOrder,
+    start: &Key,
+    sink: &mut impl KeySink,
+) -> Result<(), EngineError> {
+    let cursor = |&engine| ListCursor {
+        engine,
+        next: start.clone(),
+        is_behind_next: false,
+        page: VecDeque::new(),
+        is_at_end: false,
+    };
+    let mut cursors: Vec<_> = engines.iter().map(cursor).collect();
+    loop {
+        sink.yield_point().await;
+        for cursor in &mut cursors {
+            cursor.fill().await?;
+        }
+        // Until a page is empty, of which the next may have the least key.
+        while cursors.iter().all(|cursor| !cursor.page.is_empty() || cursor.is_at_end) {
+            let has_ended = |cursor: &ListCursor<'_, E>| cursor.page.is_empty();
+            if bug_injection::is_injected(InjectedBug::SpanListEndsEarly) && cursors.iter().any(has_ended) {
+                return Ok(());
+            }
+            let with_keys = cursors.iter_mut().filter(|cursor| !cursor.page.is_empty());
+            let Some(least) = with_keys.min_by(|a, b| order.compare(&a.page[0], &b.page[0])) else {
+                return Ok(());
+            };
+            if !sink.offer(&least.page[0]) {
+                return Ok(());
+            }
+            least.page.pop_front();
+        }
+    }
+}
+
+/// An entry of a scan that a page keeps.
+struct PageEntry {
+    position: RingPosition,
+    key: Box<[u8]>,
+    version: Version,
+    is_tombstone: bool,
+    digest: u64,
+}
+
+impl PageEntry {
+    fn place(&self) -> (RingPosition, &[u8]) {
+        (self.position, &self.key)
+    }
+
+    fn entry(&self) -> ScanEntry<'_> {
+        let PageEntry { position, ref key, version, is_tombstone, digest } = *self;
+        ScanEntry { position, key, version, is_tombstone, digest }
+    }
+}
+
+/// The place of a device's scan.
+struct ScanCursor<'a, E> {
+    engine: &'a E,
+    /// What is left to scan.
+    range: RingRange,
+    /// The last entry of the last page: its position is in the range.
+    behind: Option<(RingPosition, Box<[u8]>)>,
+    page: VecDeque<PageEntry>,
+    is_at_end: bool,
+}
+
+/// Receives a page of entries behind that of the page before.
+struct EntryPage<'a> {
+    entries: &'a mut VecDeque<PageEntry>,
+    behind: Option<(RingPosition, &'a [u8])>,
+}
+
+impl ScanSink for EntryPage<'_> {
+    fn offer(&mut self, entry: &ScanEntry<'_>) -> bool {
+        if self.entries.len() >= PAGE_KEYS {
+            return false;
+        }
+        let &ScanEntry { position, key, version, is_tombstone, digest } = entry;
+        if self.behind.is_none_or(|behind| behind < (position, key)) {
+            self.entries.push_back(PageEntry { position, key: key.into(), version, is_tombstone, digest });
+        }
+        true
+    }
+}
+
+impl<E: Engine> ScanCursor<'_, E> {
+    /// Reads the next page if there is none.
+    async fn fill(&mut self, since: Version) -> Result<(), EngineError> {
+        if !self.page.is_empty() || self.is_at_end {
+            return Ok(());
+        }
+        let behind = self.behind.as_ref().map(|(position, key)| (*position, &**key));
+        self.engine.scan(self.range, since, &mut EntryPage { entries: &mut self.page, behind }).await?;
+        self.is_at_end = self.page.len() < PAGE_KEYS;
+        if let Some(last) = self.page.back() {
+            self.range = RingRange::new(last.position, self.range.last()).expect("it is in the range");
+            self.behind = Some((last.position, last.key.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// [`Engine::scan`] over several devices.
+///
+/// # Errors
+/// The first of a device.
+pub(super) async fn scan_merged<E: Engine>(
+    engines: &[&E],
+    range: RingRange,
+    since: Version,
+    sink: &mut impl ScanSink,
+) -> Result<(), EngineError> {
+    let cursor =
+        |&engine| ScanCursor { engine, range, behind: None, page: VecDeque::new(), is_at_end: false };
+    let mut cursors: Vec<_> = engines.iter().map(cursor).collect();
+    loop {
+        for cursor in &mut cursors {
+            cursor.fill(since).await?;
+        }
+        while cursors.iter().all(|cursor| !cursor.page.is_empty() || cursor.is_at_end) {
+            let with_entries = cursors.iter_mut().filter(|cursor| !cursor.page.is_empty());
+            let Some(least) = with_entries.min_by(|a, b| a.page[0].place().cmp(&b.page[0].place())) else {
+                return Ok(());
+            };
+            if !sink.offer(&least.page[0].entry()) {
+                return Ok(());
+            }
+            least.page.pop_front();
+        }
+    }
+}

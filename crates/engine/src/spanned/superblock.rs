@@ -1,0 +1,129 @@
+//! The superblock of a device of a spanned volume, in front of the volume that lies on it.
+//!
+//! ```text
+//!    16 volume u64 (the same on all devices)    136 device u16, devices u16
+//!    24 engine of the volumes on the devices u16    32 hash seed u64    144 device of each partition [u8; 256]
+//! ```
+//! Tested below.
+
+use super::partition_map::{PartitionMap, SPAN_PARTITIONS};
+use crate::EngineKind;
+use crate::common::superblock::{
+    DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,
+    SuperblockHeader,
+};
+use std::mem::offset_of;
+use std::ops::RangeInclusive;
+use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// What a device of a spanned volume says of the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanSuperblock {
+    /// The number of the spanned volume.
+    pub volume_id: u64,
+    /// The place of the device in it.
+    pub device: DeviceOfVolume,
+    /// The number of superblocks written to the device since the format.
+    pub generation: u64,
+    /// The engine of the volumes on the devices.
+    pub engine: EngineKind,
+    /// The seed of positions on the ring.
+    pub hash_seed: u64,
+    /// Which device has which keys.
+    pub map: PartitionMap,
+}
+
+/// The fields of the span, little-endian.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct SpanLayout {
+    common: [u8; 24],
+    engine: U16,
+    zero: [u8; 6],
+    hash_seed: U64,
+    zero_too: [u8; 24],
+    generation: [u8; 8],
+    unused: [u8; 64],
+    device: [u8; 4],
+    zero_at_last: [u8; 4],
+    map: [u8; SPAN_PARTITIONS],
+    rest: [u8; 112],
+}
+const _: () = assert!(size_of::<SpanLayout>() == SUPERBLOCK_BYTES);
+const _: () = assert!(offset_of!(SpanLayout, generation) == 64);
+const _: () = assert!(offset_of!(SpanLayout, device) == 136);
+
+impl Superblock for SpanSuperblock {
+    const ENGINE: EngineNumber = EngineNumber::SPAN;
+    const VERSIONS: RangeInclusive<u16> = 1..=1;
+
+    fn header(&self) -> SuperblockHeader {
+        let SpanSuperblock { volume_id, device, generation, .. } = *self;
+        SuperblockHeader { version: 1, engine: Self::ENGINE, volume_id, generation, device }
+    }
+
+    fn encode_fields(&self, bytes: &mut [u8; SUPERBLOCK_BYTES]) {
+        let layout = SpanLayout::mut_from_bytes(bytes).expect("as long as a superblock");
+        layout.engine = self.engine.number().0.into();
+        layout.hash_seed = self.hash_seed.into();
+        layout.map = *self.map.as_bytes();
+    }
+
+    fn decode_fields(
+        header: SuperblockHeader,
+        bytes: &[u8; SUPERBLOCK_BYTES],
+    ) -> Result<SpanSuperblock, SuperblockError> {
+        let layout = SpanLayout::ref_from_bytes(bytes).expect("as long as a superblock");
+        let SuperblockHeader { volume_id, generation, device, .. } = header;
+        let number = layout.engine.get();
+        let engine = EngineKind::from_number(EngineNumber(number)).ok_or(SuperblockError::UnknownValue {
+            field: SuperblockField::EngineOfDevices,
+            value: number.into(),
+        })?;
+        let map = PartitionMap::from_bytes(layout.map, device.count).ok_or(SuperblockError::Inconsistent)?;
+        Ok(SpanSuperblock { volume_id, device, generation, engine, hash_seed: layout.hash_seed.get(), map })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::superblock::UncheckedSuperblock;
+    use octokv_base::crc32c;
+
+    fn example() -> SpanSuperblock {
+        SpanSuperblock {
+            volume_id: 7,
+            device: DeviceOfVolume { index: 2, count: 3 },
+            generation: 4,
+            engine: EngineKind::Log,
+            hash_seed: 9,
+            map: PartitionMap::spread(&[5, 6, 7]),
+        }
+    }
+
+    #[test]
+    fn a_superblock_is_read_as_it_was_written() {
+        for engine in EngineKind::ALL {
+            let superblock = SpanSuperblock { engine, ..example() };
+            assert_eq!(UncheckedSuperblock(&superblock.encode()).check(), Ok(superblock));
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_under_a_valid_checksum() {
+        let changed = |at: usize, byte: u8| {
+            let mut bytes = example().encode();
+            bytes[at] = byte;
+            let crc = crc32c(&bytes[12..]);
+            bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+            UncheckedSuperblock(&bytes).check::<SpanSuperblock>().map(|_| ())
+        };
+        assert_eq!(changed(511, 0), Ok(()));
+        let field = SuperblockField::EngineOfDevices;
+        assert_eq!(changed(24, 4), Err(SuperblockError::UnknownValue { field, value: 4 }));
+        assert_eq!(changed(144, 3), Err(SuperblockError::Inconsistent));
+        assert_eq!(changed(12, 2), Err(SuperblockError::Version { found: 2, known: 1 }));
+    }
+}

@@ -1,0 +1,31 @@
+//! A namespace as an operator sees it: its configuration, and what its engine says.
+
+use crate::config::NamespaceConfig;
+use octokv_engine::{CacheStatistics, CompactionStatistics, DeviceReport, TreeStatistics};
+
+/// A namespace as an operator sees it.
+#[derive(Clone, Debug)]
+pub struct NamespaceStatus {
+    /// The configuration it was opened with.
+    pub config: NamespaceConfig,
+    /// The device's name in messages.
+    pub device: String,
+    /// The devices by name, if they are several.
+    pub devices: Vec<(String, DeviceReport)>,
+    /// Size in bytes; of a Key Value namespace, of its record area.
+    pub size_bytes: u64,
+    /// Bytes in use: those of records; all of a block namespace.
+    pub used_bytes: u64,
+    /// Number of keys; `None` for a block namespace.
+    pub keys: Option<u64>,
+    /// Never-written space that was written ahead of its use since it was opened, in bytes.
+    pub prepared_bytes: u64,
+    /// Its values in pieces, and what compaction did since it was opened.
+    pub compaction: CompactionStatistics,
+    /// Its cache of values; `None` if it has none.
+    pub cache: Option<CacheStatistics>,
+    /// The tree of an ordered engine; `None` if it has none.
+    pub tree: Option<TreeStatistics>,
+    /// The logs of a log engine; `None` if it has none.
+    pub log: Option<octokv_engine::LogStatistics>,
+}

@@ -1,0 +1,157 @@
+//! Namespaces on several devices: served in any order, degraded without one of them, and what is refused.
+
+use crate::common::{Server, octokv, temp_directory};
+use std::path::{Path, PathBuf};
+
+const KEYS: u32 = 60;
+
+fn paths(directory: &Path, names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| directory.join(name).to_str().unwrap().to_owned()).collect()
+}
+
+/// `--device` for each.
+fn flags(devices: &[String]) -> Vec<&str> {
+    devices.iter().flat_map(|device| ["--device", device]).collect()
+}
+
+fn start(directory: &Path, devices: &[String], more: &[&str]) -> Server {
+    let fixed = ["--size", "32MiB", "--listen", "127.0.0.1:0"];
+    Server::start_with(directory, &[&flags(devices)[..], &fixed, more].concat())
+}
+
+fn refused(devices: &[String], more: &[&str], parts: &[&str]) {
+    let fixed = ["serve", "--size", "32MiB", "--listen", "127.0.0.1:0", "--admin", "none"];
+    octokv([&fixed[..], &flags(devices), more].concat()).assert_failed(1, parts);
+}
+
+fn check(devices: &[String]) -> crate::common::CommandOutput {
+    octokv([&["check"], &flags(devices)[..]].concat())
+}
+
+fn fill(server: &Server) {
+    (0..KEYS).for_each(|number| server.put(&format!("key{number:02}"), &format!("value {number}")));
+}
+
+fn assert_all(server: &Server) {
+    (0..KEYS).for_each(|number| server.assert_value(&format!("key{number:02}"), &format!("value {number}")));
+    assert_eq!(server.run(&["list"]).stdout_ok().lines().count(), KEYS as usize);
+}
+
+#[test]
+fn keys_of_each_engine_lie_on_all_devices_whatever_their_order() {
+    for engine in ["hash", "lsm", "log"] {
+        let directory = temp_directory();
+        let devices = paths(directory.path(), &["a", "b", "c"]);
+        let server = start(directory.path(), &devices, &["--engine", engine]);
+        fill(&server);
+        assert_all(&server);
+        if engine == "lsm" {
+            let scanned = server.run(&["scan", "--from", "key10", "--to", "key13"]);
+            assert_eq!(scanned.stdout_ok(), "key10\tvalue 10\nkey11\tvalue 11\nkey12\tvalue 12\n");
+        }
+        server.stop();
+        let other_order: Vec<String> = [2, 0, 1].map(|at| devices[at].clone()).into();
+        let report = check(&other_order);
+        assert!(report.stdout_ok().contains(&format!("keys      {KEYS}")), "{}", report.text());
+        let mut server = start(directory.path(), &other_order, &["--engine", engine]);
+        assert_all(&server);
+        server.kill();
+        // Behind a kill, too.
+        let server = start(directory.path(), &devices, &["--engine", engine]);
+        assert_all(&server);
+        server.stop();
+    }
+}
+
+#[test]
+fn without_one_of_its_devices_a_namespace_serves_the_keys_of_the_others() {
+    let directory = temp_directory();
+    let devices = paths(directory.path(), &["a", "b", "c"]);
+    let server = start(directory.path(), &devices, &["--engine", "log"]);
+    fill(&server);
+    server.stop();
+    let (device, moved) = (PathBuf::from(&devices[1]), directory.path().join("moved"));
+    std::fs::rename(&device, &moved).unwrap();
+    let socket = directory.path().join("admin.sock");
+    let admin = ["--admin", socket.to_str().unwrap()];
+    let server = start(directory.path(), &devices, &[&["--engine", "log"][..], &admin].concat());
+    assert!(!device.exists(), "no empty file takes its place");
+    let mut served = 0;
+    for number in 0..KEYS {
+        let got = server.run(&["get", &format!("key{number:02}")]);
+        match got.code {
+            0 => {
+                assert_eq!(got.text(), format!("value {number}"));
+                server.put(&format!("key{number:02}"), &format!("value {number}"));
+                served += 1;
+            }
+            _ => {
+                got.assert_failed(1, &["the key's device is not available"]);
+                let put = server.run(&["put", &format!("key{number:02}"), "lost"]);
+                put.assert_failed(1, &["the key's device is not available"]);
+            }
+        }
+    }
+    assert!((20..KEYS - 8).contains(&served), "{served} keys are served");
+    server.run(&["list"]).assert_failed(1, &["the key's device is not available"]);
+    let listed = octokv([&["ns", "list"][..], &admin].concat());
+    let lines: Vec<&str> = listed.stdout_ok().lines().collect();
+    assert!(lines.len() == 4 && lines[2].contains("NOT AVAILABLE") && !lines[1].contains("NOT"), "{lines:?}");
+    let json = octokv([&["ns", "list", "--json"][..], &admin].concat());
+    let json: serde_json::Value = serde_json::from_str(json.stdout_ok()).unwrap();
+    assert_eq!(json[0]["devices"][1]["index"], 1);
+    assert_eq!(json[0]["devices"][1]["failure"], "it failed: the device is not available");
+    assert_eq!(json[0]["devices"][0]["failure"], serde_json::Value::Null);
+    server.stop();
+    std::fs::rename(&moved, &device).unwrap();
+    let server = start(directory.path(), &devices, &["--engine", "log"]);
+    assert_all(&server);
+    server.stop();
+}
+
+#[test]
+fn devices_that_do_not_belong_together_are_refused_and_left_as_they_are() {
+    let directory = temp_directory();
+    let devices = paths(directory.path(), &["a", "b"]);
+    let server = start(directory.path(), &devices, &[]);
+    fill(&server);
+    server.stop();
+    let alone = paths(directory.path(), &["alone"]);
+    start(directory.path(), &alone, &[]).stop();
+    let of_one = [devices[0].clone(), alone[0].clone()];
+    refused(&of_one, &[], &[&of_one[1], "device 1 of the list is none of a volume of several"]);
+    refused(&devices[..1], &[], &["the volume has 2 devices, and 1 are given"]);
+    let new = paths(directory.path(), &["new"]);
+    let three = [&devices[..], &new].concat();
+    refused(&three, &[], &["the volume has 2 devices, and 3 are given"]);
+    assert!(!Path::new(&new[0]).exists(), "a file that was missing was created");
+    let twice = [devices[0].clone(), devices[0].clone()];
+    octokv([&["serve", "--admin", "none"][..], &flags(&twice)].concat())
+        .assert_failed(2, &["device", "twice"]);
+    refused(&devices, &["--engine", "log"], &["it is a volume of the hash engine, not of the log engine"]);
+    check(&devices[..1]).assert_failed(1, &["the volume has 2 devices, and 1 are given"]);
+    let server = start(directory.path(), &devices, &[]);
+    assert_all(&server);
+    server.stop();
+}
+
+#[test]
+fn a_namespace_on_several_devices_is_added_and_kept_at_a_restart() {
+    let directory = temp_directory();
+    let (first, two) = (paths(directory.path(), &["first"]), paths(directory.path(), &["a", "b"]));
+    let socket = directory.path().join("admin.sock");
+    let admin = ["--admin", socket.to_str().unwrap()];
+    let mut server = start(directory.path(), &first, &admin);
+    let add = |more: &[&str]| octokv([&["ns", "add"], &flags(&two)[..], &admin, more].concat());
+    add(&["--kind", "block", "--size", "32MiB"]).assert_failed(2, &["device: 2 devices: must be 1 to 1"]);
+    add(&["--kind", "kv", "--size", "32MiB", "--engine", "lsm"]).stdout_ok();
+    let url = server.url.replace("nsid=1", "nsid=2");
+    octokv(["put", "key", "value", "--url", &url]).stdout_ok();
+    server.kill();
+    let server = start(directory.path(), &first, &admin);
+    let url = server.url.replace("nsid=1", "nsid=2");
+    assert_eq!(octokv(["get", "key", "--url", &url]).stdout_ok(), "value");
+    let listed = octokv([&["ns", "list"][..], &admin].concat());
+    assert_eq!(listed.stdout_ok().lines().filter(|line| line.contains("device ")).count(), 2);
+    server.stop();
+}
