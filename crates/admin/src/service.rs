@@ -16,9 +16,9 @@ use crate::scheduling_api::{
 use crate::state_file::{AddedNamespace, PersistedState, StateFile};
 use crate::tree_report::TreeReport;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_engine::{DeviceReport, EngineKind, FormatConfig};
+use octokv_engine::{EngineKind, FormatConfig};
 use octokv_node::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceOpenError, DeviceStatus, NAMESPACE_ID_MAX, NamespaceChangeError,
     NamespaceConfig, NamespaceStatus, PREPARE_BYTES_MAX, RunningNode, StartError, StopError,
 };
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
@@ -553,15 +553,16 @@ fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<String>,
     }
 }
 
-fn device_summary((device, report): &(String, DeviceReport)) -> DeviceSummary {
+fn device_summary(device: &DeviceStatus) -> DeviceSummary {
+    let report = &device.report;
     DeviceSummary {
-        device: device.clone(),
+        device: device.name.clone(),
         index: report.index,
         size_bytes: report.statistics.capacity_bytes,
         used_bytes: report.statistics.used_bytes,
         keys: report.statistics.keys,
         read_only: report.is_read_only,
-        failure: report.failure.map(|error| error.to_string()),
+        failure: device.failure.clone(),
     }
 }
 

@@ -65,7 +65,7 @@ pub use error::{
     CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError, UringUnavailable,
 };
 pub use namespace_open::{namespace_info, upgrade_devices, verify_devices};
-pub use namespace_status::NamespaceStatus;
+pub use namespace_status::{DeviceStatus, NamespaceStatus};
 pub use node::{RunningNode, start};
 pub use node_core::{CoreParts, NodeCore};
 pub use octokv_sys::file::DeviceOpenError;

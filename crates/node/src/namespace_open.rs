@@ -14,6 +14,7 @@ use crate::config::{
 };
 use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
+use crate::namespace_status::DeviceStatus;
 use octokv_base::{BufferPool, SharedSum};
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
 use octokv_device::unavailable::UnavailableDevice;
@@ -50,8 +51,8 @@ pub(crate) struct NamespaceDevice {
 enum Storage {
     Memory(Arc<RamDisk>),
     File(DeviceSource),
-    /// One of several that did not open.
-    Unavailable(String),
+    /// One of several that did not open: its name, and why.
+    Unavailable(String, String),
 }
 
 impl NamespaceDevice {
@@ -106,8 +107,8 @@ impl NamespaceDevice {
                     are_new &= is_new;
                 }
                 Err(StartError::Device { name, error }) if is_kept && is_failure(&error) => {
-                    tracing::error!(device = name, %error, "the device has failed: its keys are not served");
-                    devices.push(NamespaceDevice { storage: Storage::Unavailable(name), drive_model: None });
+                    let storage = Storage::Unavailable(name, error.to_string());
+                    devices.push(NamespaceDevice { storage, drive_model: None });
                     are_new = false;
                 }
                 Err(error) => return Err(error),
@@ -177,7 +178,7 @@ impl Storage {
         match self {
             Storage::Memory(_) => "memory".to_owned(),
             Storage::File(media) => media.name.to_string(),
-            Storage::Unavailable(name) => name.clone(),
+            Storage::Unavailable(name, _) => name.clone(),
         }
     }
 
@@ -186,7 +187,7 @@ impl Storage {
         match self {
             Storage::Memory(memory) => (memory.geometry().bytes(), memory.geometry().block_bytes),
             Storage::File(media) => (media.size_bytes, media.block_bytes),
-            Storage::Unavailable(_) => (0, 4096),
+            Storage::Unavailable(..) => (0, 4096),
         }
     }
 
@@ -194,7 +195,7 @@ impl Storage {
     fn open_for_core(&self, channel: &DeviceHandle) -> io::Result<Rc<dyn Device>> {
         Ok(match self {
             Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
-            Storage::Unavailable(name) => Rc::new(UnavailableDevice::new(name.clone())),
+            Storage::Unavailable(name, _) => Rc::new(UnavailableDevice::new(name.clone())),
             Storage::File(media) => {
                 let blocks = media.size_bytes / u64::from(media.block_bytes);
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
@@ -273,7 +274,13 @@ impl OpenNamespace {
                 NamespaceVolume::Block(volume)
             }
         };
-        Ok(OpenNamespace { config: config.clone(), volume, devices: namespace_devices })
+        let opened = OpenNamespace { config: config.clone(), volume, devices: namespace_devices };
+        for DeviceStatus { name, failure, .. } in opened.device_statuses() {
+            if let Some(why) = failure {
+                tracing::error!(device = name, why, "the device is not available: its keys are not served");
+            }
+        }
+        Ok(opened)
     }
 
     /// The devices' names in messages.
@@ -290,13 +297,16 @@ impl OpenNamespace {
     }
 
     /// Its devices by name, if they are several.
-    pub fn device_reports(&self) -> Vec<(String, DeviceReport)> {
-        match &self.volume {
-            NamespaceVolume::Kv(volume) => {
-                self.devices.iter().map(NamespaceDevice::name).zip(volume.device_reports()).collect()
-            }
-            NamespaceVolume::Block(_) => Vec::new(),
-        }
+    pub fn device_statuses(&self) -> Vec<DeviceStatus> {
+        let NamespaceVolume::Kv(volume) = &self.volume else { return Vec::new() };
+        let status = |(device, report): (&NamespaceDevice, DeviceReport)| {
+            let failure = match &device.storage {
+                Storage::Unavailable(_, why) => Some(why.clone()),
+                Storage::Memory(_) | Storage::File(_) => report.failure.map(|error| error.to_string()),
+            };
+            DeviceStatus { name: device.name(), failure, report }
+        };
+        self.devices.iter().zip(volume.device_reports()).map(status).collect()
     }
 
     /// Statistics of its engine; `None` for a block namespace.
@@ -410,11 +420,6 @@ fn open_volume(
     };
     let volume = run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)?;
     volume.set_scrub_rate(options.scrub_bytes_per_second);
-    for (device, report) in devices.iter().zip(volume.device_reports()) {
-        if let Some(error) = report.failure {
-            tracing::error!(device = device.name(), %error, "the device is not available: its keys are not served");
-        }
-    }
     Ok(volume)
 }
 

@@ -3,6 +3,17 @@
 use crate::config::NamespaceConfig;
 use octokv_engine::{CacheStatistics, CompactionStatistics, DeviceReport, TreeStatistics};
 
+/// One of several devices of a namespace.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    /// Its name in messages.
+    pub name: String,
+    /// Why it is not available, if it is not.
+    pub failure: Option<String>,
+    /// What the volume says of it.
+    pub report: DeviceReport,
+}
+
 /// A namespace as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct NamespaceStatus {
@@ -10,8 +21,8 @@ pub struct NamespaceStatus {
     pub config: NamespaceConfig,
     /// The device's name in messages.
     pub device: String,
-    /// The devices by name, if they are several.
-    pub devices: Vec<(String, DeviceReport)>,
+    /// The devices, if they are several.
+    pub devices: Vec<DeviceStatus>,
     /// Size in bytes; of a Key Value namespace, of its record area.
     pub size_bytes: u64,
     /// Bytes in use: those of records; all of a block namespace.

@@ -258,7 +258,7 @@ impl RunningNode {
         NamespaceStatus {
             config: namespace.config.clone(),
             device: namespace.name(),
-            devices: namespace.device_reports(),
+            devices: namespace.device_statuses(),
             size_bytes: info.size_bytes,
             used_bytes: info.used_bytes(),
             keys: statistics.map(|statistics| statistics.keys),
@@ -379,8 +379,8 @@ impl RunningNode {
     /// Whether one of several devices of a namespace is not available, or only read.
     pub fn is_degraded(&self) -> bool {
         let namespaces = lock(&self.namespaces);
-        let mut reports = namespaces.values().flat_map(OpenNamespace::device_reports);
-        reports.any(|(_, report)| report.failure.is_some() || report.is_read_only)
+        let mut devices = namespaces.values().flat_map(OpenNamespace::device_statuses);
+        devices.any(|device| device.failure.is_some() || device.report.is_read_only)
     }
 
     /// The monitor: measurements of cores and tenants, and the scheduling settings.

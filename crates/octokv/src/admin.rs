@@ -260,7 +260,7 @@ fn print_namespaces(all: &[NamespaceSummary]) -> CliResult {
                 out,
                 "      device {:<3} {:>10}  {}  {state}",
                 device.index,
-                Size(device.size_bytes),
+                Size(device.size_bytes).to_string(),
                 device.device
             )?;
         }

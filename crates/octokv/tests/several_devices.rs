@@ -100,7 +100,7 @@ fn without_one_of_its_devices_a_namespace_serves_the_keys_of_the_others() {
     let json = octokv([&["ns", "list", "--json"][..], &admin].concat());
     let json: serde_json::Value = serde_json::from_str(json.stdout_ok()).unwrap();
     assert_eq!(json[0]["devices"][1]["index"], 1);
-    assert_eq!(json[0]["devices"][1]["failure"], "it failed: the device is not available");
+    assert_eq!(json[0]["devices"][1]["failure"], "it does not exist");
     assert_eq!(json[0]["devices"][0]["failure"], serde_json::Value::Null);
     server.stop();
     std::fs::rename(&moved, &device).unwrap();
