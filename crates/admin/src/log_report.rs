@@ -1,7 +1,7 @@
 //! The JSON document of a namespace's circular logs: stores, chunks, live bytes, and counters of batches, splits and compaction.
 
 use octokv_engine::LogStatistics;
-use octokv_node::NamespaceStatus;
+use octokv_node::{DeviceStatus, NamespaceStatus};
 use serde::{Deserialize, Serialize};
 
 /// The logs of a namespace with a log engine. Its counts are since the namespace was opened.
@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 pub struct LogReport {
     /// Namespace ID.
     pub nsid: u32,
+    /// The index of its device, in a volume on several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u16>,
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
     /// The chunks of the device.
@@ -80,14 +83,20 @@ pub struct LogReport {
 }
 
 impl LogReport {
-    /// That of a namespace, if it has logs.
-    pub fn of(namespace: &NamespaceStatus) -> Option<LogReport> {
-        namespace.log.as_ref().map(|log| LogReport::new(namespace.config.id.0, log))
+    /// Those of a namespace, if it has logs: one, or one of each of several devices.
+    pub fn all_of(namespace: &NamespaceStatus) -> Vec<LogReport> {
+        let report = |device, log| LogReport::new((namespace.config.id.0, device), log);
+        let own = namespace.log.iter().map(|log| report(None, log));
+        let of_devices = namespace.devices.iter().filter_map(|DeviceStatus { report: of_device, .. }| {
+            Some(report(Some(of_device.index), of_device.statistics.log.as_ref()?))
+        });
+        own.chain(of_devices).collect()
     }
 
-    fn new(nsid: u32, log: &LogStatistics) -> LogReport {
+    fn new((nsid, device): (u32, Option<u16>), log: &LogStatistics) -> LogReport {
         LogReport {
             nsid,
+            device,
             chunk_bytes: log.chunk_bytes,
             chunks: log.chunks,
             free_chunks: log.free_chunks,
@@ -171,7 +180,7 @@ mod tests {
                 damaged_values: 34,
             },
         };
-        let report = LogReport::new(28, &statistics);
+        let report = LogReport::new((28, None), &statistics);
         let document = json!({
             "nsid": 28, "chunk_bytes": 1, "chunks": 2, "free_chunks": 3, "capacity_chunks": 4, "retired_chunks": 5,
             "key_chunks": 6, "key_live_bytes": 7, "value_chunks": 8, "value_live_bytes": 9, "stores": 10,

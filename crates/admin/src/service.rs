@@ -250,6 +250,9 @@ impl AdminService {
         if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
             return Err(invalid("keep: only for a block namespace"));
         }
+        if request.kind == NamespaceType::Block && request.existing == ExistingDataMode::ReplaceLost {
+            return Err(invalid("replace_lost: only for a key-value namespace"));
+        }
         let engine = self.engine_of(request)?;
         if request.device.is_incomplete() {
             return Err(invalid("device: a path, or \"memory\""));
@@ -279,6 +282,7 @@ impl AdminService {
         config.existing_data = match request.existing {
             ExistingDataMode::Check => octokv_node::ExistingDataPolicy::Check,
             ExistingDataMode::GiveUp => octokv_node::ExistingDataPolicy::Discard,
+            ExistingDataMode::ReplaceLost => octokv_node::ExistingDataPolicy::ReplaceLost,
             ExistingDataMode::Keep => octokv_node::ExistingDataPolicy::Keep,
         };
         if self.state_file.is_none() {
@@ -458,8 +462,8 @@ impl AdminService {
             caches: namespaces.iter().filter_map(CacheReport::of).collect(),
             prepared: namespaces.iter().filter_map(PreparedReport::of).collect(),
             compacted: namespaces.iter().filter_map(CompactionReport::of).collect(),
-            trees: namespaces.iter().filter_map(TreeReport::of).collect(),
-            logs: namespaces.iter().filter_map(LogReport::of).collect(),
+            trees: namespaces.iter().flat_map(TreeReport::all_of).collect(),
+            logs: namespaces.iter().flat_map(LogReport::all_of).collect(),
             ..SchedulingReport::from_interval(&interval)
         })
     }

@@ -2,7 +2,7 @@
 
 use octokv_base::Nanos;
 use octokv_engine::{SnapshotAge, TreeStatistics};
-use octokv_node::NamespaceStatus;
+use octokv_node::{DeviceStatus, NamespaceStatus};
 use serde::{Deserialize, Serialize};
 
 /// The tree of a namespace with an ordered engine. Its counts are since the namespace was opened.
@@ -10,6 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct TreeReport {
     /// Namespace ID.
     pub nsid: u32,
+    /// The index of its device, in a volume on several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<u16>,
     /// The levels, from level 0.
     pub levels: Vec<LevelReport>,
     /// Memtables, the one that takes writes included.
@@ -81,16 +84,22 @@ pub struct SnapshotReport {
 }
 
 impl TreeReport {
-    /// That of a namespace, if it has a tree.
-    pub fn of(namespace: &NamespaceStatus) -> Option<TreeReport> {
-        namespace.tree.as_ref().map(|tree| TreeReport::new(namespace.config.id.0, tree))
+    /// Those of a namespace, if it has trees: one, or one of each of several devices.
+    pub fn all_of(namespace: &NamespaceStatus) -> Vec<TreeReport> {
+        let report = |device, tree| TreeReport::new((namespace.config.id.0, device), tree);
+        let own = namespace.tree.iter().map(|tree| report(None, tree));
+        let of_devices = namespace.devices.iter().filter_map(|DeviceStatus { report: of_device, .. }| {
+            Some(report(Some(of_device.index), of_device.statistics.tree.as_ref()?))
+        });
+        own.chain(of_devices).collect()
     }
 
-    fn new(nsid: u32, tree: &TreeStatistics) -> TreeReport {
+    fn new((nsid, device): (u32, Option<u16>), tree: &TreeStatistics) -> TreeReport {
         let millis = |duration: Nanos| duration.0 as f64 / 1e6;
         let snapshot = |SnapshotAge { sequence, age }| SnapshotReport { sequence, age_s: age.as_secs_f64() };
         TreeReport {
             nsid,
+            device,
             levels: tree
                 .levels
                 .iter()
@@ -163,7 +172,7 @@ mod tests {
             oldest_snapshot: Some(SnapshotAge { sequence: 22, age: Nanos::from_millis(2_500) }),
             pinned_bytes: 24,
         };
-        let report = TreeReport::new(25, &statistics);
+        let report = TreeReport::new((25, None), &statistics);
         let none = json!({ "tables": 0, "bytes": 0 });
         let one = json!({ "tables": 1, "bytes": 2 });
         let document = json!({

@@ -83,6 +83,8 @@ pub enum ExistingDataPolicy {
     Check,
     /// Discards the contents.
     Discard,
+    /// Opens a Key Value volume on several devices, after putting blank devices in the places of those that it lacks: what these held is lost.
+    ReplaceLost,
     /// Serves the contents unchanged, as blocks.
     Keep,
 }
@@ -138,8 +140,8 @@ pub struct NodeConfig {
     pub tree: TreeOptions,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
-    /// Whether the contents of namespace 1's device are discarded for a new volume.
-    pub reformat: bool,
+    /// Policy for data that the devices of namespace 1 already hold.
+    pub existing_data: ExistingDataPolicy,
     /// The namespaces besides namespace 1.
     pub namespaces: Vec<NamespaceConfig>,
     /// When writes are acknowledged.
@@ -191,7 +193,7 @@ impl Default for NodeConfig {
             scrub_bytes_per_second: SCRUB_BYTES_PER_SECOND,
             tree: OpenConfig::TREE,
             format: FormatConfig::default(),
-            reformat: false,
+            existing_data: ExistingDataPolicy::Check,
             namespaces: Vec::new(),
             durability: Durability::PowerSafe,
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))],
@@ -225,11 +227,7 @@ impl NodeConfig {
             cache_bytes: self.cache_bytes,
             prepare_bytes: self.prepare_bytes,
             command_set: CommandSetConfig::KeyValue { format: self.format },
-            existing_data: if self.reformat {
-                ExistingDataPolicy::Discard
-            } else {
-                ExistingDataPolicy::Check
-            },
+            existing_data: self.existing_data,
             ana_group: 1,
             required: true,
             nguid_suffix: 0,

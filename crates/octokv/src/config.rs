@@ -15,7 +15,7 @@ use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_base::Nanos;
 use octokv_engine::lsm::prefetch_degree::{DEGREE_MAX, PrefetchMode};
 use octokv_engine::{EngineKind, FormatConfig, HashKind, TreeOptions};
-use octokv_node::{DeviceConfig, NodeConfig};
+use octokv_node::{DeviceConfig, ExistingDataPolicy, NodeConfig};
 use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
 use serde::Deserialize;
@@ -277,7 +277,12 @@ pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), Strin
     {
         return Err(format!("{flag} is for engine = \"log\", which no namespace has"));
     }
-    let node_config = config.to_node_config(flags.format);
+    let existing_data = match (flags.format, flags.replace_lost) {
+        (true, _) => ExistingDataPolicy::Discard,
+        (false, true) => ExistingDataPolicy::ReplaceLost,
+        (false, false) => ExistingDataPolicy::Check,
+    };
+    let node_config = config.to_node_config(existing_data);
     let admin_config = config.admin_config();
     node_config.map(|settings| (settings, admin_config)).map_err(|InvalidSetting { key, requirement }| {
         let location = source.as_ref().and_then(|(path, text)| config_error::locate_key(path, text, key));
@@ -453,7 +458,7 @@ impl ConfigFile {
     }
 
     /// Converts to the node's configuration.
-    fn to_node_config(&self, reformat: bool) -> Result<NodeConfig, InvalidSetting> {
+    fn to_node_config(&self, existing_data: ExistingDataPolicy) -> Result<NodeConfig, InvalidSetting> {
         self.check()?;
         let defaults = NodeConfig::default();
         let format = FormatConfig {
@@ -488,7 +493,7 @@ impl ConfigFile {
                 compresses: self.compress,
             },
             format,
-            reformat,
+            existing_data,
             durability: match self.durability {
                 DurabilityChoice::Flush => octokv_engine::Durability::PowerSafe,
                 DurabilityChoice::Device => octokv_engine::Durability::Completed,

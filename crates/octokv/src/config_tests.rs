@@ -27,7 +27,7 @@ fn the_example_documents_every_setting_with_its_default() {
 
 #[test]
 fn without_a_file_the_config_equals_the_node_defaults() {
-    let ours = format!("{:?}", ConfigFile::default().to_node_config(false).unwrap());
+    let ours = format!("{:?}", ConfigFile::default().to_node_config(ExistingDataPolicy::Check).unwrap());
     assert_eq!(ours, format!("{:?}", NodeConfig::default()));
 }
 
@@ -47,12 +47,12 @@ fn the_unit_is_the_devices_unless_it_is_given() {
     for (text, want) in
         [("", None), ("unit = \"auto\"", None), ("unit = 512", Some(512)), ("unit = \"4KiB\"", Some(4096))]
     {
-        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        let node = parse_text(text).unwrap().to_node_config(ExistingDataPolicy::Check).unwrap();
         assert_eq!(node.format.unit_bytes, want, "{text}");
     }
     let mut config = parse_text("unit = 1024").unwrap();
     config.apply_flags(&ServeArgs { unit: Some("auto".parse().unwrap()), ..ServeArgs::default() });
-    assert_eq!(config.to_node_config(false).unwrap().format.unit_bytes, None);
+    assert_eq!(config.to_node_config(ExistingDataPolicy::Check).unwrap().format.unit_bytes, None);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_rate_of_compaction_is_the_engines_unless_it_is_given() {
         ("compact_bytes_per_second = 0", Some(0)),
         ("compact_bytes_per_second = \"16MiB\"", Some(16 << 20)),
     ] {
-        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        let node = parse_text(text).unwrap().to_node_config(ExistingDataPolicy::Check).unwrap();
         assert_eq!(node.compact_bytes_per_second, want, "{text}");
     }
     assert!(parse_text("compact_bytes_per_second = \"fast\"").is_err());
@@ -74,29 +74,29 @@ fn the_rate_of_the_scrub_is_that_of_the_file_or_the_flag() {
     for (text, want) in
         [("", 4 << 20), ("scrub_bytes_per_second = 0", 0), ("scrub_bytes_per_second = \"1MiB\"", 1 << 20)]
     {
-        let node = parse_text(text).unwrap().to_node_config(false).unwrap();
+        let node = parse_text(text).unwrap().to_node_config(ExistingDataPolicy::Check).unwrap();
         assert_eq!(node.scrub_bytes_per_second, want, "{text}");
     }
     let mut config = parse_text("scrub_bytes_per_second = 0").unwrap();
     config.apply_flags(&ServeArgs { scrub_bytes_per_second: Some(Size(7)), ..ServeArgs::default() });
-    assert_eq!(config.to_node_config(false).unwrap().scrub_bytes_per_second, 7);
+    assert_eq!(config.to_node_config(ExistingDataPolicy::Check).unwrap().scrub_bytes_per_second, 7);
 }
 
 #[test]
 fn iterators_and_inline_values_are_those_of_the_file_or_the_flags() {
     let mut config = parse_text("iterator_idle_s = 7\ninline_bytes_max = \"1KiB\"").unwrap();
-    let node = config.to_node_config(false).unwrap();
+    let node = config.to_node_config(ExistingDataPolicy::Check).unwrap();
     assert_eq!((node.tree.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(7), 1024));
     let inline_bytes_max = Some(Size(0));
     config.apply_flags(&ServeArgs { iterator_idle_s: Some(9), inline_bytes_max, ..ServeArgs::default() });
-    let node = config.to_node_config(false).unwrap();
+    let node = config.to_node_config(ExistingDataPolicy::Check).unwrap();
     assert_eq!((node.tree.iterator_idle, node.format.inline_bytes_max), (Nanos::from_secs(9), 0));
 }
 
 #[test]
 fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
     let of = |config: &ConfigFile| {
-        let format = config.to_node_config(false).unwrap().format;
+        let format = config.to_node_config(ExistingDataPolicy::Check).unwrap().format;
         (format.engine, format.partitions, format.chunk_bytes)
     };
     assert_eq!(of(&parse_text("").unwrap()), (EngineKind::Hash, 32, None));
@@ -116,7 +116,7 @@ fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
 #[test]
 fn prefetch_and_compression_of_trees_are_those_of_the_file_or_the_flags() {
     let of = |config: &ConfigFile| {
-        let tree = config.to_node_config(false).unwrap().tree;
+        let tree = config.to_node_config(ExistingDataPolicy::Check).unwrap().tree;
         (tree.prefetch, tree.compresses)
     };
     assert_eq!(of(&parse_text("").unwrap()), (PrefetchMode::Adaptive, false));
@@ -155,7 +155,7 @@ fn invalid_values_fail_with_their_key() {
         ("serial = \"0123456789012345678901\"", "serial"),
     ];
     for (text, key) in table {
-        let error = parse_text(text).unwrap().to_node_config(false).unwrap_err();
+        let error = parse_text(text).unwrap().to_node_config(ExistingDataPolicy::Check).unwrap_err();
         assert_eq!(error.key, key);
     }
 }

@@ -287,9 +287,15 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
     Ok(())
 }
 
+/// The device in a headline, if there are several.
+fn device_name(device: Option<u16>) -> String {
+    device.map_or_else(String::new, |index| format!(", device {index}"))
+}
+
 fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     let LogReport { nsid, stores, segments, chunks, free_chunks, key_chunks, value_chunks, .. } = log;
-    writeln!(out, "\nlogs of namespace {nsid}: {stores} stores, {segments} segments")?;
+    let device = device_name(log.device);
+    writeln!(out, "\nlogs of namespace {nsid}{device}: {stores} stores, {segments} segments")?;
     write!(out, "  {chunks} chunks of {}: {free_chunks} free, ", Size(log.chunk_bytes))?;
     write!(out, "{} for live data at most, {} retired, ", log.capacity_chunks, log.retired_chunks)?;
     writeln!(out, "{} pinned by device errors", log.pinned_chunks)?;
@@ -327,7 +333,8 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
 }
 
 fn print_tree(out: &mut impl Write, tree: &TreeReport) -> CliResult {
-    writeln!(out, "\ntree of namespace {}: level  tables       bytes", tree.nsid)?;
+    let device = device_name(tree.device);
+    writeln!(out, "\ntree of namespace {}{device}: level  tables       bytes", tree.nsid)?;
     let lowest = tree.levels.iter().rposition(|level| level.tables > 0).unwrap_or(0);
     for (number, level) in tree.levels.iter().enumerate().take(lowest + 1) {
         writeln!(out, "{number:>28} {:>7} {:>11}", level.tables, Size(level.bytes).to_string())?;

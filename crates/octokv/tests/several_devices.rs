@@ -102,8 +102,33 @@ fn without_one_of_its_devices_a_namespace_serves_the_keys_of_the_others() {
     assert_eq!(json[0]["devices"][1]["index"], 1);
     assert_eq!(json[0]["devices"][1]["failure"], "it does not exist");
     assert_eq!(json[0]["devices"][0]["failure"], serde_json::Value::Null);
+    let stats = octokv([&["stats"][..], &admin].concat());
+    assert_eq!(stats.stdout_ok().matches("logs of namespace 1, device ").count(), 2, "{}", stats.text());
     server.stop();
     std::fs::rename(&moved, &device).unwrap();
+    let server = start(directory.path(), &devices, &["--engine", "log"]);
+    assert_all(&server);
+    server.stop();
+}
+
+#[test]
+fn a_lost_device_is_replaced_on_request_alone() {
+    let directory = temp_directory();
+    let devices = paths(directory.path(), &["a", "b"]);
+    let server = start(directory.path(), &devices, &["--engine", "log"]);
+    fill(&server);
+    server.stop();
+    std::fs::remove_file(&devices[0]).unwrap();
+    let server = start(directory.path(), &devices, &["--engine", "log", "--replace-lost"]);
+    let listed = server.run(&["list"]).stdout_ok().lines().count();
+    assert!((10..50).contains(&listed), "{listed} keys are left");
+    fill(&server);
+    server.stop();
+    refused(
+        &devices,
+        &["--engine", "log", "--replace-lost"],
+        &["it lacks no device that a blank one could replace"],
+    );
     let server = start(directory.path(), &devices, &["--engine", "log"]);
     assert_all(&server);
     server.stop();

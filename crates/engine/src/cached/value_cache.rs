@@ -192,6 +192,18 @@ pub struct CacheStatistics {
     pub evictions: u64,
 }
 
+impl CacheStatistics {
+    /// Adds those of another cache.
+    pub fn add(&mut self, other: &CacheStatistics) {
+        self.capacity_bytes += other.capacity_bytes;
+        self.used_bytes += other.used_bytes;
+        self.entries += other.entries;
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.evictions += other.evictions;
+    }
+}
+
 /// The cache of one volume. See the module header.
 pub struct ValueCache {
     capacity_bytes: u64,

@@ -147,7 +147,9 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             _ => None,
         };
         let members = self.members_of(range.unwrap_or(RingRange::FULL))?;
-        list_merged(&members, self.order, start, sink).await
+        let outcome = list_merged(&members, self.order, start, sink).await;
+        self.gate.pass().await;
+        outcome
     }
 
     async fn scan(
@@ -156,7 +158,9 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        scan_merged(&self.members_of(range)?, range, since, sink).await
+        let outcome = scan_merged(&self.members_of(range)?, range, since, sink).await;
+        self.gate.pass().await;
+        outcome
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
@@ -289,10 +293,11 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 }
 
-/// The statistics of devices together.
+/// The statistics of devices together, but for their trees and logs.
 pub(super) fn sum_of(of_devices: impl Iterator<Item = EngineStatistics>) -> EngineStatistics {
     of_devices.fold(EngineStatistics::default(), |mut sum, of_device| {
         sum.add(&of_device);
+        sum.cache.add(&of_device.cache);
         sum
     })
 }

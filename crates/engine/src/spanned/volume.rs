@@ -16,7 +16,7 @@ use super::snapshot_gate::SnapshotGate;
 use super::superblock::SpanSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
-use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
+use crate::common::superblock_io::{erase_superblocks, is_blank, read_superblock, write_superblock};
 use crate::{
     DeviceLayout, DeviceReport, EngineStatistics, FormatConfig, FormatVersions, HashKind, OpenConfig,
     OpenError, PrefetchPlan, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
@@ -144,9 +144,48 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.iter().filter_map(|member| member.volume.as_ref().ok())
     }
 
-    /// The devices.
-    pub fn device_count(&self) -> usize {
-        self.0.members.len()
+    /// Puts blank devices in the places of those that the volume lacks, each with an empty volume of its engine: what the lost ones held is gone. Gives their
+    /// indices. REQUIRES: the volume is not open.
+    ///
+    /// # Errors
+    /// [`OpenError::NothingLost`] without a blank device; as for an opening otherwise. A device that failed before its superblock was written is still blank.
+    pub async fn replace_lost(
+        devices: &[Rc<dyn Device>],
+        config: &FormatConfig,
+    ) -> Result<Vec<u16>, OpenError> {
+        let mut blank = Vec::new();
+        for (at, device) in devices.iter().enumerate() {
+            if is_blank(&**device).await? {
+                blank.push(at);
+            }
+        }
+        let kept: Vec<_> = devices.iter().enumerate().filter(|(at, _)| !blank.contains(at)).collect();
+        let mut of_kept = Vec::with_capacity(kept.len());
+        for (at, device) in kept {
+            let read = read_superblock::<SpanSuperblock>(&**device).await;
+            of_kept.push(read.map_err(|error| match error {
+                OpenError::Superblock(error) => OpenError::SpanDevice { at: at as u16, error },
+                error => error,
+            })?);
+        }
+        let Some(&(known, _)) = of_kept.first() else { return Err(OpenError::NothingLost) };
+        if usize::from(known.device.count) != devices.len() {
+            return Err(OpenError::DevicesMissing { have: devices.len(), count: known.device.count });
+        }
+        let is_kept = |index: u16| of_kept.iter().any(|(kept, _)| kept.device.index == index);
+        let lost: Vec<u16> = (0..known.device.count).filter(|&index| !is_kept(index)).collect();
+        if blank.is_empty() || lost.len() != blank.len() {
+            return Err(OpenError::NothingLost);
+        }
+        for (&at, &index) in blank.iter().zip(&lost) {
+            let seed = Prng::new(config.seed ^ u64::from(index)).next_u64();
+            let (engine, hash_seed) = (known.engine, Some(known.hash_seed));
+            let member = FormatConfig { engine, seed, hash_seed, ..*config };
+            V::format(&[member_device(&devices[at])], &member).await?;
+            let device = DeviceOfVolume { index, ..known.device };
+            write_superblock(&*devices[at], &SpanSuperblock { device, generation: 0, ..known }).await?;
+        }
+        Ok(lost)
     }
 }
 
@@ -226,7 +265,9 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             return Err(members.into_iter().find_map(|member| member.volume.err()).expect("all are absent"));
         };
         let capacity_bytes = infos.iter().map(|info| info.capacity_bytes).sum();
-        let info = VolumeInfo { id: volume_id, capacity_bytes, ..first };
+        // One in place of a lost one may have been formatted for shorter values.
+        let value_bytes_max = infos.iter().map(|info| info.value_bytes_max).min().expect("there is one");
+        let info = VolumeInfo { id: volume_id, capacity_bytes, value_bytes_max, ..first };
         Ok(SpannedVolume(Arc::new(Span { superblock, info, members, gate: Arc::default() })))
     }
 
