@@ -35,8 +35,6 @@ pub enum ExistingDataMode {
     Check,
     /// Discard the data.
     GiveUp,
-    /// Key-value namespaces on several devices only: put blank ones in the places of those that are lost.
-    ReplaceLost,
     /// Block namespaces only: expose the data as it is, even a key-value volume.
     Keep,
 }

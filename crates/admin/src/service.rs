@@ -250,9 +250,6 @@ impl AdminService {
         if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
             return Err(invalid("keep: only for a block namespace"));
         }
-        if request.kind == NamespaceType::Block && request.existing == ExistingDataMode::ReplaceLost {
-            return Err(invalid("replace_lost: only for a key-value namespace"));
-        }
         let engine = self.engine_of(request)?;
         if request.device.is_incomplete() {
             return Err(invalid("device: a path, or \"memory\""));
@@ -282,7 +279,6 @@ impl AdminService {
         config.existing_data = match request.existing {
             ExistingDataMode::Check => octokv_node::ExistingDataPolicy::Check,
             ExistingDataMode::GiveUp => octokv_node::ExistingDataPolicy::Discard,
-            ExistingDataMode::ReplaceLost => octokv_node::ExistingDataPolicy::ReplaceLost,
             ExistingDataMode::Keep => octokv_node::ExistingDataPolicy::Keep,
         };
         if self.state_file.is_none() {

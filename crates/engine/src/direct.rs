@@ -27,8 +27,6 @@ pub enum FoundNow {
 pub struct KeyLookup {
     /// The hash of the key.
     pub(crate) hash: u128,
-    /// The index of the key's device, in a volume on several.
-    pub(crate) device: u16,
     /// The partition of the index and the tag in it, in an engine that has both: each stage needs them.
     pub(crate) partition: u32,
     pub(crate) tag: u64,

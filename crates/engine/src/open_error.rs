@@ -53,9 +53,6 @@ pub enum OpenError {
         /// Its index in the volume.
         index: u16,
     },
-    /// No device of a volume on several is lost, or there is no blank one for each.
-    #[error("it lacks no device that a blank one could replace")]
-    NothingLost,
     /// A volume on several devices has the ring of XXH3.
     #[error("a volume on several devices hashes its keys with XXH3")]
     SpanHash,

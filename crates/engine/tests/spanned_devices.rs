@@ -10,8 +10,8 @@ use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::{
-    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, FormatConfig, IteratorOptions,
-    OpenError, PutMode, PutOutcome, ScanEntry, SpannedVolume, Volume,
+    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, PutMode,
+    PutOutcome, ScanEntry, Volume,
 };
 use std::rc::Rc;
 
@@ -193,42 +193,6 @@ fn a_device_that_is_absent_takes_down_its_own_keys() {
         // It is back: its keys are there, and what the others got meanwhile.
         let opened = Opened::new(&fixture, &devices).expect("opens");
         assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(number))), "{engine}");
-    }
-}
-
-#[test]
-fn a_blank_device_replaces_a_lost_one_on_request_alone() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
-        let mut devices = filled(&fixture, 3);
-        let replace = |devices: &[Rc<dyn Device>], seed| {
-            let format = FormatConfig { seed, ..fixture.format };
-            run(SpannedVolume::<AnyVolume>::replace_lost(devices, &format))
-        };
-        assert_eq!(replace(&devices, 9), Err(OpenError::NothingLost), "{engine}: nothing is lost");
-        let lost = std::mem::replace(&mut devices[1], blank(1).remove(0));
-        assert!(error_of(&fixture, &devices).contains("it is not formatted"), "{engine}");
-        let too_many: Devices = devices.iter().cloned().chain(blank(1)).collect();
-        assert_eq!(replace(&too_many, 9), Err(OpenError::DevicesMissing { have: 4, count: 3 }));
-        assert_eq!(replace(&blank(3), 9), Err(OpenError::NothingLost));
-        assert_eq!(replace(&devices, 9), Ok(vec![1]), "{engine}");
-        assert_eq!(replace(&devices, 10), Err(OpenError::NothingLost));
-        let opened = Opened::new(&fixture, &devices).expect("opens");
-        let gone: Vec<u64> = (0..KEYS).filter(|&number| opened.found(number) == Ok(None)).collect();
-        assert!((16..50).contains(&gone.len()), "{engine}: {} keys are gone", gone.len());
-        for number in 0..KEYS {
-            let found = opened.found(number).expect("all devices serve");
-            assert_eq!(found, (!gone.contains(&number)).then_some(number), "{engine}");
-            assert_eq!(opened.put(number, number), Ok(PutOutcome::Stored));
-        }
-        assert_eq!(opened.listed(), Ok(KEYS as usize));
-        run(opened.engine.close()).expect("closes");
-        let again = Opened::new(&fixture, &devices).expect("opens");
-        assert!((0..KEYS).all(|number| again.found(number) == Ok(Some(number))), "{engine}");
-        run(again.engine.close()).expect("closes");
-        // The lost one cannot come back beside its replacement.
-        let with_lost = [Rc::clone(&devices[0]), lost, Rc::clone(&devices[1])];
-        assert!(error_of(&fixture, &with_lost).contains("as another one is"), "{engine}");
     }
 }
 

@@ -83,8 +83,6 @@ pub enum ExistingDataPolicy {
     Check,
     /// Discards the contents.
     Discard,
-    /// Opens a Key Value volume on several devices, after putting blank devices in the places of those that it lacks: what these held is lost.
-    ReplaceLost,
     /// Serves the contents unchanged, as blocks.
     Keep,
 }

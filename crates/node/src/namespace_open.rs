@@ -23,7 +23,7 @@ use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_b
 use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
     AnyVolume, DeviceReport, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError,
-    SpannedVolume, TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
+    TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -91,8 +91,8 @@ impl NamespaceDevice {
     fn open_all(config: &NamespaceConfig) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
         let exists =
             |device: &DeviceConfig| matches!(device, DeviceConfig::File { path, .. } if path.exists());
-        let is_replaced = config.existing_data == ExistingDataPolicy::ReplaceLost;
-        let is_kept = config.devices.len() > 1 && config.devices.iter().any(exists) && !is_replaced;
+        let is_checked = config.existing_data == ExistingDataPolicy::Check;
+        let is_kept = config.devices.len() > 1 && is_checked && config.devices.iter().any(exists);
         let (mut devices, mut are_new) = (Vec::with_capacity(config.devices.len()), true);
         for device in &config.devices {
             // A file that is missing beside others is lost: an empty one would be none of their volume.
@@ -407,15 +407,6 @@ fn open_volume(
     }
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
-    } else if config.existing_data == ExistingDataPolicy::ReplaceLost {
-        let replaced = run_to_completion(handle, SpannedVolume::<AnyVolume>::replace_lost(devices, &format));
-        for index in replaced.map_err(failed)? {
-            tracing::warn!(
-                devices = core_namespaces::names_of(devices),
-                index,
-                "a lost device was replaced: its keys are gone"
-            );
-        }
     }
     let open = OpenConfig {
         durability: options.durability,

@@ -88,9 +88,6 @@ pub struct NsAddArgs {
     /// erased.
     #[arg(long, conflicts_with = "keep")]
     pub format: bool,
-    /// Key-value namespaces on several devices: put a blank or missing device in the place of one that is lost; the keys that it held are gone.
-    #[arg(long, conflicts_with_all = ["keep", "format"])]
-    pub replace_lost: bool,
     /// Block namespaces: expose the data on the device, even a key-value volume.
     #[arg(long)]
     pub keep: bool,
@@ -201,10 +198,9 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 prepare_bytes: add.prepare_bytes.map(|size| size.0),
                 block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
                 ana_group: add.ana_group,
-                existing: match (add.format, add.keep, add.replace_lost) {
-                    (true, _, _) => ExistingDataMode::GiveUp,
-                    (_, true, _) => ExistingDataMode::Keep,
-                    (_, _, true) => ExistingDataMode::ReplaceLost,
+                existing: match (add.format, add.keep) {
+                    (true, _) => ExistingDataMode::GiveUp,
+                    (_, true) => ExistingDataMode::Keep,
                     _ => ExistingDataMode::Check,
                 },
             };

@@ -158,9 +158,6 @@ pub struct ServeArgs {
     /// Discard the data on the device of namespace 1 and format it.
     #[arg(long)]
     pub format: bool,
-    /// Put a blank or missing device in the place of one that namespace 1, on several, has lost: the keys that it held are gone.
-    #[arg(long, conflicts_with = "format")]
-    pub replace_lost: bool,
     /// Storage engine of namespace 1, and of the others that name none.
     #[arg(long)]
     pub engine: Option<EngineArg>,

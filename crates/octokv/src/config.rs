@@ -277,11 +277,7 @@ pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), Strin
     {
         return Err(format!("{flag} is for engine = \"log\", which no namespace has"));
     }
-    let existing_data = match (flags.format, flags.replace_lost) {
-        (true, _) => ExistingDataPolicy::Discard,
-        (false, true) => ExistingDataPolicy::ReplaceLost,
-        (false, false) => ExistingDataPolicy::Check,
-    };
+    let existing_data = if flags.format { ExistingDataPolicy::Discard } else { ExistingDataPolicy::Check };
     let node_config = config.to_node_config(existing_data);
     let admin_config = config.admin_config();
     node_config.map(|settings| (settings, admin_config)).map_err(|InvalidSetting { key, requirement }| {

@@ -67,9 +67,10 @@ fn load_state(
     config: &NodeConfig,
     admin_config: &AdminConfig,
 ) -> Result<(Option<StateFile>, Option<StateFileLock>, PersistedState), CliError> {
-    let path = match (&admin_config.state_file, &config.devices[0]) {
+    let path = match (&admin_config.state_file, &config.devices[..]) {
         (PathSetting::Path(path), _) => Some(path.clone()),
-        (PathSetting::Auto, DeviceConfig::File { path, .. }) if !is_not_regular_file(path) => {
+        // Beside one of several it would be lost with it, and with another order of them.
+        (PathSetting::Auto, [DeviceConfig::File { path, .. }]) if !is_not_regular_file(path) => {
             let mut state_path = path.clone().into_os_string();
             state_path.push(".state");
             Some(PathBuf::from(state_path))

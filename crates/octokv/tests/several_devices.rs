@@ -112,29 +112,6 @@ fn without_one_of_its_devices_a_namespace_serves_the_keys_of_the_others() {
 }
 
 #[test]
-fn a_lost_device_is_replaced_on_request_alone() {
-    let directory = temp_directory();
-    let devices = paths(directory.path(), &["a", "b"]);
-    let server = start(directory.path(), &devices, &["--engine", "log"]);
-    fill(&server);
-    server.stop();
-    std::fs::remove_file(&devices[0]).unwrap();
-    let server = start(directory.path(), &devices, &["--engine", "log", "--replace-lost"]);
-    let listed = server.run(&["list"]).stdout_ok().lines().count();
-    assert!((10..50).contains(&listed), "{listed} keys are left");
-    fill(&server);
-    server.stop();
-    refused(
-        &devices,
-        &["--engine", "log", "--replace-lost"],
-        &["it lacks no device that a blank one could replace"],
-    );
-    let server = start(directory.path(), &devices, &["--engine", "log"]);
-    assert_all(&server);
-    server.stop();
-}
-
-#[test]
 fn devices_that_do_not_belong_together_are_refused_and_left_as_they_are() {
     let directory = temp_directory();
     let devices = paths(directory.path(), &["a", "b"]);
@@ -156,6 +133,21 @@ fn devices_that_do_not_belong_together_are_refused_and_left_as_they_are() {
     refused(&devices, &["--engine", "log"], &["it is a volume of the hash engine, not of the log engine"]);
     check(&devices[..1]).assert_failed(1, &["the volume has 2 devices, and 1 are given"]);
     let server = start(directory.path(), &devices, &[]);
+    assert_all(&server);
+    server.stop();
+}
+
+#[test]
+fn a_format_makes_a_missing_device_anew() {
+    let directory = temp_directory();
+    let devices = paths(directory.path(), &["a", "b"]);
+    let server = start(directory.path(), &devices, &[]);
+    fill(&server);
+    server.stop();
+    std::fs::remove_file(&devices[1]).unwrap();
+    let server = start(directory.path(), &devices, &["--format"]);
+    assert_eq!(server.run(&["list"]).stdout_ok(), "");
+    fill(&server);
     assert_all(&server);
     server.stop();
 }

@@ -44,7 +44,7 @@ impl HashCore {
         let hash = self.volume.hash_bytes(key);
         let (partition, tag) = self.volume.partition_and_tag(hash);
         self.volume.prefetch_partition(partition);
-        Some(KeyLookup { hash, partition: partition as u32, tag, ..KeyLookup::default() })
+        Some(KeyLookup { hash, partition: partition as u32, tag, found: FoundEntry::Unknown })
     }
 
     #[inline]

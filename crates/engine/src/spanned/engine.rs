@@ -3,19 +3,19 @@
 //! An operation on a key is one of the volume on the key's device; errors name that device. What concerns all keys takes all devices: a listing, a scan or an iterator that
 //! lacks one would silently omit keys, and fails instead.
 
-use super::iterator::SpannedIterator;
+use super::iterator::{PageBudget, SpannedIterator};
 use super::partition_map::PartitionMap;
-use super::places::MemberPlace;
+use super::places::{MemberPlace, PlacedMember};
 use super::ring_merge::{ListOrder, list_merged, scan_merged};
 use super::snapshot_gate::SnapshotGate;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{
-    DeleteOutcome, Engine, EngineError, EngineStatistics, FoundNow, IteratorOptions, IteratorProgress,
-    KeyLookup, KeySink, KeyStatus, LookupStage, PairSink, PrefetchStage, PutMode, PutOptions, PutOutcome,
-    PutValue, ScanSink, StoredValue, ValueRange, VolumePlace,
+    DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress, KeySink,
+    KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
+    VolumePlace,
 };
 use futures_util::future::join_all;
-use octokv_base::{DataRef, Key, Received, RecordLayout, RingPosition, RingRange, Version};
+use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
 use octokv_device::DeviceError;
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
@@ -36,7 +36,14 @@ pub struct SpannedEngine<E> {
     map: PartitionMap,
     hash_seed: u64,
     order: ListOrder,
-    gate: Arc<SnapshotGate>,
+    shared: SpanShared,
+}
+
+/// What the handles of all cores share.
+#[derive(Clone, Default)]
+pub(super) struct SpanShared {
+    pub gate: Arc<SnapshotGate>,
+    pub page_budget: Arc<PageBudget>,
 }
 
 /// The error of operations on keys of a device that was not opened.
@@ -49,9 +56,9 @@ impl<E: Engine> SpannedEngine<E> {
     pub(super) fn new(
         members: Vec<SpannedMember<E>>,
         (map, hash_seed, order): (PartitionMap, u64, ListOrder),
-        gate: Arc<SnapshotGate>,
+        shared: SpanShared,
     ) -> SpannedEngine<E> {
-        SpannedEngine { members, map, hash_seed, order, gate }
+        SpannedEngine { members, map, hash_seed, order, shared }
     }
 
     fn device_of(&self, key: &[u8]) -> usize {
@@ -78,9 +85,11 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// That of the first which is absent.
-    fn members_of(&self, range: RingRange) -> Result<Vec<&E>, EngineError> {
+    fn members_of(&self, range: RingRange) -> Result<Vec<PlacedMember<'_, E>>, EngineError> {
         let devices = (0..self.members.len()).filter(|&device| self.map.has_keys_of(device, range));
-        devices.map(|device| self.member(device)).collect()
+        let placed =
+            |device| self.placed_member(device).map(|(engine, place)| PlacedMember { engine, place });
+        devices.map(placed).collect()
     }
 
     /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
@@ -91,7 +100,7 @@ impl<E: Engine> SpannedEngine<E> {
     ) -> Result<T, EngineError> {
         let (engine, place) = self.placed_member(self.device_of(key.as_bytes()))?;
         let outcome = operation(engine).await.map_err(|error| place.engine_error(error));
-        self.gate.pass().await;
+        self.shared.gate.pass().await;
         outcome
     }
 
@@ -148,7 +157,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         };
         let members = self.members_of(range.unwrap_or(RingRange::FULL))?;
         let outcome = list_merged(&members, self.order, start, sink).await;
-        self.gate.pass().await;
+        self.shared.gate.pass().await;
         outcome
     }
 
@@ -159,21 +168,21 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
         let outcome = scan_merged(&self.members_of(range)?, range, since, sink).await;
-        self.gate.pass().await;
+        self.shared.gate.pass().await;
         outcome
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
         let (members, reverse) = (self.members_of(RingRange::FULL)?, options.reverse);
         let mut iterators = Vec::with_capacity(members.len());
-        let _closed = self.gate.close();
-        for member in members {
-            match member.create_iterator(options.clone()).await? {
+        let _closed = self.shared.gate.close();
+        for PlacedMember { engine, place } in members {
+            match engine.create_iterator(options.clone()).await.map_err(|error| place.engine_error(error))? {
                 Some(iterator) => iterators.push(iterator),
                 None => return Ok(None),
             }
         }
-        Ok(Some(SpannedIterator::new(iterators, reverse)))
+        Ok(Some(SpannedIterator::new(iterators, reverse, Arc::clone(&self.shared.page_budget))))
     }
 
     async fn next_pairs(
@@ -239,47 +248,6 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         // Any core can say that a device is absent.
         let member = self.member(self.device_of(key.as_bytes())).ok();
         member.or_else(|| Some(self.open_members().next()?.0))?.owner_core(key)
-    }
-
-    /// Without the gate: what ends at once would not wait for it.
-    fn may_end_at_once(&self) -> bool {
-        self.order != ListOrder::Keys && self.open_members().any(|(engine, _)| engine.may_end_at_once())
-    }
-
-    fn begin_lookup(&self, key: &[u8]) -> Option<KeyLookup> {
-        if self.order == ListOrder::Keys {
-            return None;
-        }
-        let device = self.device_of(key);
-        let lookup = self.member(device).ok()?.begin_lookup(key)?;
-        Some(KeyLookup { device: device as u16, ..lookup })
-    }
-
-    fn advance_lookup(&self, lookup: &mut KeyLookup, stage: LookupStage) {
-        if let Ok(engine) = self.member(lookup.device.into()) {
-            engine.advance_lookup(lookup, stage);
-        }
-    }
-
-    fn get_now(
-        &self,
-        key: &[u8],
-        lookup: &KeyLookup,
-        receive: impl FnMut(DataRef<'_>) -> Received,
-    ) -> Option<FoundNow> {
-        self.member(lookup.device.into()).ok()?.get_now(key, lookup, receive)
-    }
-
-    fn exist_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<Option<usize>> {
-        self.member(lookup.device.into()).ok()?.exist_now(key, lookup)
-    }
-
-    fn put_now(&self, key: &[u8], lookup: &KeyLookup, mode: PutMode, value: &[u8]) -> Option<PutOutcome> {
-        self.member(lookup.device.into()).ok()?.put_now(key, lookup, mode, value)
-    }
-
-    fn delete_now(&self, key: &[u8], lookup: &KeyLookup) -> Option<DeleteOutcome> {
-        self.member(lookup.device.into()).ok()?.delete_now(key, lookup)
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {

@@ -1,16 +1,31 @@
 //! An iterator over the snapshots of several devices: pages of pairs of each, merged in the order of keys.
 //!
+//! ```text
+//!   device 0   page ─┐
+//!   device 1   page ─┼─ first of all ─▶ sink       a page without pairs: the next one of its device
+//!   device 2   page ─┘                             the call returns: what the sink received leaves the pages
+//! ```
 //! In: one core's handles, of which any may advance it. Out: pairs in the order of keys. Invariants: calls are served one at a time, in their order; a pair stays in
-//! its page until a sink has received it. Memory: for each device a page of [`PAGE_BYTES`], or one pair that is longer.
+//! its page until the call that delivers it has returned, so that a dropped call has done nothing. Memory: for each device a page of [`PAGE_BYTES`], or one pair that is longer; between
+//! calls all iterators of a volume together keep [`KEPT_BYTES_MAX`], and those beyond give their pages back.
 
+use super::places::PlacedMember;
 use crate::common::key_locks::KeyLocks;
 use crate::{Engine, EngineError, IteratorProgress, PairSink};
 use octokv_base::Key;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The pairs of a page, in bytes of keys and values, unless it is one alone.
 const PAGE_BYTES: usize = 64 << 10;
+/// What the pages of all iterators of a volume keep between calls, in bytes.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+
+/// The bytes that pages keep between calls.
+#[derive(Default)]
+pub(super) struct PageBudget(AtomicUsize);
 
 /// See the module header.
 pub struct SpannedIterator<I> {
@@ -21,6 +36,11 @@ pub struct SpannedIterator<I> {
     turns: KeyLocks,
     /// The error of a device that ended a call whose sink had received pairs: the next call's.
     failure: Mutex<Option<EngineError>>,
+    /// The key of a seek that has not ended.
+    sought: Mutex<Option<Key>>,
+    budget: Arc<PageBudget>,
+    /// What it has of the budget.
+    kept_bytes: AtomicUsize,
 }
 
 /// The iterator of one device, and what was read of it.
@@ -32,54 +52,67 @@ struct IteratorPart<I> {
 /// A key and its value.
 type OwnedPair = (Box<[u8]>, Box<[u8]>);
 
-/// Pairs of one device that no sink has received.
+/// Pairs of one device.
 #[derive(Default)]
 struct PairPage {
     pairs: VecDeque<OwnedPair>,
-    bytes: usize,
+    /// Those at the front that the sink of the present call has.
+    taken: usize,
     is_at_end: bool,
 }
 
+/// Receives a page of pairs.
+#[derive(Default)]
+struct PageSink {
+    pairs: Vec<OwnedPair>,
+    bytes: usize,
+}
+
 impl PairPage {
-    /// Whether its device has to be asked for the next pair.
-    fn is_used_up(&self) -> bool {
-        self.pairs.is_empty() && !self.is_at_end
+    /// The first pair that no sink has.
+    fn first(&self) -> Option<&OwnedPair> {
+        self.pairs.get(self.taken)
     }
 
-    /// Removes the first pair.
-    fn pop(&mut self) {
-        if let Some((key, value)) = self.pairs.pop_front() {
-            self.bytes -= key.len() + value.len();
-        }
+    /// Whether its device has to be asked for the next pair.
+    fn is_used_up(&self) -> bool {
+        self.first().is_none() && !self.is_at_end
+    }
+
+    fn bytes(&self) -> usize {
+        self.pairs.iter().map(|(key, value)| key.len() + value.len()).sum()
     }
 }
 
-impl PairSink for PairPage {
+impl PairSink for PageSink {
     fn has_space(&mut self, key_bytes: usize, value_bytes: usize) -> bool {
         self.pairs.is_empty() || self.bytes + key_bytes + value_bytes <= PAGE_BYTES
     }
 
     fn push(&mut self, key: &[u8], value: &[u8]) {
         self.bytes += key.len() + value.len();
-        self.pairs.push_back((key.into(), value.into()));
+        self.pairs.push((key.into(), value.into()));
     }
 }
 
 impl<I> SpannedIterator<I> {
     /// An iterator over these, one of each device in the order of their handles, which are at their beginnings.
-    pub(super) fn new(iterators: Vec<I>, reverse: bool) -> SpannedIterator<I> {
+    pub(super) fn new(iterators: Vec<I>, reverse: bool, budget: Arc<PageBudget>) -> SpannedIterator<I> {
         let part = |iterator| IteratorPart { iterator, page: Mutex::default() };
         SpannedIterator {
             parts: iterators.into_iter().map(part).collect(),
             reverse,
             turns: KeyLocks::default(),
             failure: Mutex::default(),
+            sought: Mutex::default(),
+            budget,
+            kept_bytes: AtomicUsize::new(0),
         }
     }
 
     /// The part whose next pair comes first; `None` if none has a pair.
     fn first_part(&self) -> Option<&IteratorPart<I>> {
-        let first = |part: &IteratorPart<I>| part.page.lock().pairs.front().map(|(key, _)| key.clone());
+        let first = |part: &IteratorPart<I>| part.page.lock().first().map(|(key, _)| key.clone());
         let keyed = self.parts.iter().filter_map(|part| Some((first(part)?, part)));
         let chosen = match self.reverse {
             false => keyed.min_by(|(a, _), (b, _)| a.cmp(b)),
@@ -92,35 +125,62 @@ impl<I> SpannedIterator<I> {
     ///
     /// # Errors
     /// The first of a device.
-    async fn fill<E: Engine<Iterator = I>>(&self, engines: &[&E]) -> Result<(), EngineError> {
-        for (part, engine) in self.parts.iter().zip(engines) {
+    async fn fill<E: Engine<Iterator = I>>(
+        &self,
+        members: &[PlacedMember<'_, E>],
+    ) -> Result<(), EngineError> {
+        for (part, member) in self.parts.iter().zip(members) {
             if part.page.lock().is_used_up() {
-                let mut page = PairPage::default();
-                let progress = engine.next_pairs(&part.iterator, &mut page).await?;
+                let mut sink = PageSink::default();
+                let progress = member.engine.next_pairs(&part.iterator, &mut sink).await;
+                let progress = progress.map_err(|error| member.place.engine_error(error))?;
+                let mut page = part.page.lock();
+                page.pairs.extend(sink.pairs);
                 page.is_at_end = progress == IteratorProgress::AtEnd;
-                *part.page.lock() = page;
             }
         }
         Ok(())
     }
 
-    /// [`Engine::next_pairs`]. `engines` are the handles of a core.
+    /// [`Engine::next_pairs`]. `members` are the handles of a core.
     ///
     /// # Errors
     /// As there.
     pub(super) async fn next_pairs<E: Engine<Iterator = I>>(
         &self,
-        engines: &[&E],
+        members: &[PlacedMember<'_, E>],
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         let _turn = self.turns.lock(0).await;
+        self.finish_seek(members).await?;
+        // Those of a call that was dropped, whose sink is gone.
+        self.parts.iter().for_each(|part| part.page.lock().taken = 0);
         if let Some(error) = self.failure.lock().take() {
             return Err(error);
         }
+        let progress = self.deliver(members, sink).await?;
+        for part in &self.parts {
+            let mut page = part.page.lock();
+            let taken = std::mem::take(&mut page.taken);
+            page.pairs.drain(..taken);
+        }
+        if let Err(error) = self.keep_pages(members).await {
+            *self.failure.lock() = Some(error);
+            return Ok(IteratorProgress::HasNext);
+        }
+        Ok(progress)
+    }
+
+    /// Offers pairs until the sink has no space.
+    async fn deliver<E: Engine<Iterator = I>>(
+        &self,
+        members: &[PlacedMember<'_, E>],
+        sink: &mut impl PairSink,
+    ) -> Result<IteratorProgress, EngineError> {
         let mut has_received = false;
         loop {
             sink.yield_point().await;
-            match self.fill(engines).await {
+            match self.fill(members).await {
                 Ok(()) => {}
                 Err(error) if has_received => {
                     *self.failure.lock() = Some(error);
@@ -132,32 +192,102 @@ impl<I> SpannedIterator<I> {
             while !self.parts.iter().any(|part| part.page.lock().is_used_up()) {
                 let Some(part) = self.first_part() else { return Ok(IteratorProgress::AtEnd) };
                 let mut page = part.page.lock();
-                let (key, value) = &page.pairs[0];
+                let (key, value) = page.first().expect("it has the first pair");
                 if !sink.has_space(key.len(), value.len()) {
                     return Ok(IteratorProgress::HasNext);
                 }
                 sink.push(key, value);
                 has_received = true;
-                page.pop();
+                page.taken += 1;
             }
         }
     }
 
-    /// [`Engine::seek_iterator`]. `engines` are the handles of a core.
+    /// Counts what the pages keep until the next call. Beyond the budget each part goes back to its first pair, which is then read again.
+    ///
+    /// # Errors
+    /// Of a seek: what has expired.
+    async fn keep_pages<E: Engine<Iterator = I>>(
+        &self,
+        members: &[PlacedMember<'_, E>],
+    ) -> Result<(), EngineError> {
+        let bytes = self.parts.iter().map(|part| part.page.lock().bytes()).sum();
+        if self.count_kept(bytes) <= KEPT_BYTES_MAX {
+            return Ok(());
+        }
+        for (part, member) in self.parts.iter().zip(members) {
+            let first = part.page.lock().first().map(|(key, _)| Key::new(key).expect("a key of the volume"));
+            if let Some(key) = first {
+                let sought = member.engine.seek_iterator(&part.iterator, &key).await;
+                sought.map_err(|error| member.place.engine_error(error))?;
+                *part.page.lock() = PairPage::default();
+            }
+        }
+        self.count_kept(0);
+        Ok(())
+    }
+
+    /// Notes that the pages keep so many bytes; gives those of all iterators.
+    fn count_kept(&self, bytes: usize) -> usize {
+        let before = self.kept_bytes.swap(bytes, Ordering::Relaxed);
+        let of_others =
+            self.budget.0.fetch_add(bytes.wrapping_sub(before), Ordering::Relaxed).wrapping_sub(before);
+        of_others.wrapping_add(bytes)
+    }
+
+    /// [`Engine::seek_iterator`]. `members` are the handles of a core.
     ///
     /// # Errors
     /// As there.
     pub(super) async fn seek<E: Engine<Iterator = I>>(
         &self,
-        engines: &[&E],
+        members: &[PlacedMember<'_, E>],
         key: &Key,
     ) -> Result<(), EngineError> {
         let _turn = self.turns.lock(0).await;
-        *self.failure.lock() = None;
-        for (part, engine) in self.parts.iter().zip(engines) {
+        *self.sought.lock() = Some(key.clone());
+        self.finish_seek(members).await
+    }
+
+    /// Moves all parts to the key of a seek that has not ended, because it was dropped or a part failed.
+    ///
+    /// # Errors
+    /// As for [`Engine::seek_iterator`].
+    async fn finish_seek<E: Engine<Iterator = I>>(
+        &self,
+        members: &[PlacedMember<'_, E>],
+    ) -> Result<(), EngineError> {
+        let Some(key) = self.sought.lock().clone() else { return Ok(()) };
+        for (part, member) in self.parts.iter().zip(members) {
+            let sought = member.engine.seek_iterator(&part.iterator, &key).await;
+            sought.map_err(|error| member.place.engine_error(error))?;
             *part.page.lock() = PairPage::default();
-            engine.seek_iterator(&part.iterator, key).await?;
         }
+        (*self.failure.lock(), *self.sought.lock()) = (None, None);
+        self.count_kept(0);
         Ok(())
+    }
+}
+
+impl<I> Drop for SpannedIterator<I> {
+    fn drop(&mut self) {
+        self.count_kept(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn iterators_share_what_their_pages_may_keep() {
+        let budget = Arc::new(PageBudget::default());
+        let iterator = || SpannedIterator::<()>::new(Vec::new(), false, Arc::clone(&budget));
+        let (one, other) = (iterator(), iterator());
+        assert_eq!((one.count_kept(10), other.count_kept(5), one.count_kept(3)), (10, 15, 8));
+        drop(one);
+        assert_eq!(other.count_kept(6), 6);
+        drop(other);
+        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
     }
 }

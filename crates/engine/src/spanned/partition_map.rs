@@ -1,7 +1,7 @@
-//! Which device of a spanned volume has which keys: the ring in 256 equal partitions, each on one device.
+//! Which device of a spanned volume has which keys: 256 partitions of the positions on the ring, each on one device.
 //!
-//! In: the sizes of devices. Out: a device for each position. Invariant: as many partitions as the device's part of all bytes, rounded; neighbours lie on
-//! different devices as far as sizes allow, so that a range of the ring is served by all.
+//! In: the sizes of devices. Out: a device for each position, by its lowest byte: engines divide the ring by the highest bits, and what a device has has to be uniform in these.
+//! Invariant: as many partitions as the device's part of all bytes, rounded.
 
 use octokv_base::{RingPosition, RingRange};
 
@@ -9,8 +9,6 @@ use octokv_base::{RingPosition, RingRange};
 pub const SPAN_PARTITIONS: usize = 256;
 /// The most devices of a spanned volume: each has at least 4 partitions if they are equal.
 pub const SPAN_DEVICES_MAX: usize = 64;
-/// The bits of a position below those that select its partition.
-const POSITION_SHIFT: u32 = u128::BITS - SPAN_PARTITIONS.ilog2();
 
 /// The device of each partition, by its index in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +48,13 @@ impl PartitionMap {
     /// The device of the keys at a position.
     #[inline]
     pub fn device_of(&self, position: RingPosition) -> usize {
-        self.0[(position.0 >> POSITION_SHIFT) as usize].into()
+        self.0[position.0 as usize % SPAN_PARTITIONS].into()
     }
 
-    /// Whether a device has keys of a range.
+    /// Whether a device may have keys of a range.
     pub fn has_keys_of(&self, device: usize, range: RingRange) -> bool {
-        let partition = |position: RingPosition| (position.0 >> POSITION_SHIFT) as usize;
-        self.0[partition(range.first())..=partition(range.last())].iter().any(|&of| usize::from(of) == device)
+        let positions = (range.last().0 - range.first().0).min(SPAN_PARTITIONS as u128 - 1);
+        (0..=positions).any(|offset| self.device_of(RingPosition(range.first().0 + offset)) == device)
     }
 }
 
@@ -88,15 +86,19 @@ mod tests {
     #[test]
     fn positions_and_ranges_have_the_devices_of_their_partitions() {
         let map = PartitionMap::spread(&[1; 2]);
-        let position = |first: u8, rest: u128| RingPosition(u128::from(first) << 120 | rest);
-        for (first, device) in [(0, 0), (1, 1), (254, 0), (255, 1)] {
-            for rest in [0, (1 << 120) - 1] {
-                assert_eq!(map.device_of(position(first, rest)), device, "{first} {rest}");
+        let position = |rest: u128, last: u8| RingPosition(rest << 8 | u128::from(last));
+        for (last, device) in [(0, 0), (1, 1), (254, 0), (255, 1)] {
+            for rest in [0, 77, (1 << 120) - 1] {
+                assert_eq!(map.device_of(position(rest, last)), device, "{last} {rest}");
             }
         }
-        let range = RingRange::new(position(4, 5), position(4, 9)).unwrap();
-        assert!(map.has_keys_of(0, range) && !map.has_keys_of(1, range));
+        let one = RingRange::new(position(4, 4), position(4, 4)).unwrap();
+        assert!(map.has_keys_of(0, one) && !map.has_keys_of(1, one));
+        let two = RingRange::new(position(4, 255), position(5, 0)).unwrap();
+        assert!([0, 1].iter().all(|&device| map.has_keys_of(device, two)));
         assert!(map.has_keys_of(1, RingRange::FULL));
+        let end = RingRange::new(RingPosition(u128::MAX), RingPosition::MAX).unwrap();
+        assert!(map.has_keys_of(1, end) && !map.has_keys_of(0, end));
     }
 
     #[test]

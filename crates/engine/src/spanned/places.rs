@@ -51,6 +51,12 @@ impl MemberPlace {
     }
 }
 
+/// One core's handle on the volume of a device, and its place.
+pub(super) struct PlacedMember<'a, E> {
+    pub engine: &'a E,
+    pub place: MemberPlace,
+}
+
 /// The observer of a verification of several devices, for that of one.
 pub(super) struct MemberObserver<'a> {
     pub place: MemberPlace,

@@ -8,14 +8,17 @@
 //! In: one core's handles. Out: keys in the order of the engine, each once. A key belongs to one device, so no two pages have the same. Memory: a page of each
 //! device.
 
+use super::places::PlacedMember;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Engine, EngineError, KeySink, ScanEntry, ScanSink};
 use octokv_base::{Key, RingPosition, RingRange, Version};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
 
-/// The keys of a page, at most.
+/// The keys of a page of a listing, at most.
 const PAGE_KEYS: usize = 128;
+/// The bytes of a page of a scan, about. The ordered engine makes a pass over its whole tree for each.
+const SCAN_PAGE_BYTES: usize = 4 << 20;
 
 /// The order of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +42,7 @@ impl ListOrder {
 
 /// The place of a device's listing.
 struct ListCursor<'a, E> {
-    engine: &'a E,
+    member: &'a PlacedMember<'a, E>,
     /// Where the next page begins.
     next: Key,
     /// Whether `next` was in the last page.
@@ -73,7 +76,9 @@ impl<E: Engine> ListCursor<'_, E> {
             return Ok(());
         }
         let without = self.is_behind_next.then_some(self.next.as_bytes());
-        self.engine.list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await?;
+        let listed =
+            self.member.engine.list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await;
+        listed.map_err(|error| self.member.place.engine_error(error))?;
         self.is_at_end = self.page.len() < PAGE_KEYS;
         if let Some(last) = self.page.back() {
             self.next = Key::new(last).expect("a listed key");
@@ -88,19 +93,19 @@ impl<E: Engine> ListCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn list_merged<E: Engine>(
-    engines: &[&E],
+    members: &[PlacedMember<'_, E>],
     order: ListOrder,
     start: &Key,
     sink: &mut impl KeySink,
 ) -> Result<(), EngineError> {
-    let cursor = |&engine| ListCursor {
-        engine,
+    let cursor = |member| ListCursor {
+        member,
         next: start.clone(),
         is_behind_next: false,
         page: VecDeque::new(),
         is_at_end: false,
     };
-    let mut cursors: Vec<_> = engines.iter().map(cursor).collect();
+    let mut cursors: Vec<_> = members.iter().map(cursor).collect();
     loop {
         sink.yield_point().await;
         for cursor in &mut cursors {
@@ -146,7 +151,7 @@ impl PageEntry {
 
 /// The place of a device's scan.
 struct ScanCursor<'a, E> {
-    engine: &'a E,
+    member: &'a PlacedMember<'a, E>,
     /// What is left to scan.
     range: RingRange,
     /// The last entry of the last page: its position is in the range.
@@ -159,15 +164,23 @@ struct ScanCursor<'a, E> {
 struct EntryPage<'a> {
     entries: &'a mut VecDeque<PageEntry>,
     behind: Option<(RingPosition, &'a [u8])>,
+    bytes: usize,
+}
+
+impl EntryPage<'_> {
+    fn is_full(&self) -> bool {
+        self.bytes >= SCAN_PAGE_BYTES
+    }
 }
 
 impl ScanSink for EntryPage<'_> {
     fn offer(&mut self, entry: &ScanEntry<'_>) -> bool {
-        if self.entries.len() >= PAGE_KEYS {
+        if self.is_full() {
             return false;
         }
         let &ScanEntry { position, key, version, is_tombstone, digest } = entry;
         if self.behind.is_none_or(|behind| behind < (position, key)) {
+            self.bytes += size_of::<PageEntry>() + key.len();
             self.entries.push_back(PageEntry { position, key: key.into(), version, is_tombstone, digest });
         }
         true
@@ -181,8 +194,11 @@ impl<E: Engine> ScanCursor<'_, E> {
             return Ok(());
         }
         let behind = self.behind.as_ref().map(|(position, key)| (*position, &**key));
-        self.engine.scan(self.range, since, &mut EntryPage { entries: &mut self.page, behind }).await?;
-        self.is_at_end = self.page.len() < PAGE_KEYS;
+        let mut page = EntryPage { entries: &mut self.page, behind, bytes: 0 };
+        let scanned = self.member.engine.scan(self.range, since, &mut page).await;
+        let is_full = page.is_full();
+        scanned.map_err(|error| self.member.place.engine_error(error))?;
+        self.is_at_end = !is_full;
         if let Some(last) = self.page.back() {
             self.range = RingRange::new(last.position, self.range.last()).expect("it is in the range");
             self.behind = Some((last.position, last.key.clone()));
@@ -196,14 +212,13 @@ impl<E: Engine> ScanCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn scan_merged<E: Engine>(
-    engines: &[&E],
+    members: &[PlacedMember<'_, E>],
     range: RingRange,
     since: Version,
     sink: &mut impl ScanSink,
 ) -> Result<(), EngineError> {
-    let cursor =
-        |&engine| ScanCursor { engine, range, behind: None, page: VecDeque::new(), is_at_end: false };
-    let mut cursors: Vec<_> = engines.iter().map(cursor).collect();
+    let cursor = |member| ScanCursor { member, range, behind: None, page: VecDeque::new(), is_at_end: false };
+    let mut cursors: Vec<_> = members.iter().map(cursor).collect();
     loop {
         for cursor in &mut cursors {
             cursor.fill(since).await?;

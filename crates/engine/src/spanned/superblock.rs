@@ -81,7 +81,9 @@ impl Superblock for SpanSuperblock {
             field: SuperblockField::EngineOfDevices,
             value: number.into(),
         })?;
-        let map = PartitionMap::from_bytes(layout.map, device.count).ok_or(SuperblockError::Inconsistent)?;
+        // One device alone would be a volume within itself.
+        let map = PartitionMap::from_bytes(layout.map, device.count).filter(|_| device.count > 1);
+        let map = map.ok_or(SuperblockError::Inconsistent)?;
         Ok(SpanSuperblock { volume_id, device, generation, engine, hash_seed: layout.hash_seed.get(), map })
     }
 }
@@ -125,5 +127,9 @@ mod tests {
         assert_eq!(changed(24, 4), Err(SuperblockError::UnknownValue { field, value: 4 }));
         assert_eq!(changed(144, 3), Err(SuperblockError::Inconsistent));
         assert_eq!(changed(12, 2), Err(SuperblockError::Version { found: 2, known: 1 }));
+        let alone =
+            SpanSuperblock { device: DeviceOfVolume::ONLY, map: PartitionMap::spread(&[1]), ..example() };
+        let checked = UncheckedSuperblock(&alone.encode()).check::<SpanSuperblock>();
+        assert_eq!(checked, Err(SuperblockError::Inconsistent), "it would be a volume within itself");
     }
 }

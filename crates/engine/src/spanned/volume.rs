@@ -8,15 +8,14 @@
 //! In: devices in any order. Out: a handle for each core. Invariants: devices of other volumes, or not all of a volume, are never opened; a device that cannot be read takes down its
 //! own keys alone.
 
-use super::engine::{SpannedEngine, SpannedMember, sum_of};
+use super::engine::{SpanShared, SpannedEngine, SpannedMember, sum_of};
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
 use super::places::{MemberObserver, MemberPlace};
 use super::ring_merge::ListOrder;
-use super::snapshot_gate::SnapshotGate;
 use super::superblock::SpanSuperblock;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
-use crate::common::superblock_io::{erase_superblocks, is_blank, read_superblock, write_superblock};
+use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
 use crate::{
     DeviceLayout, DeviceReport, EngineStatistics, FormatConfig, FormatVersions, HashKind, OpenConfig,
     OpenError, PrefetchPlan, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
@@ -37,7 +36,7 @@ pub(super) struct Span<V> {
     info: VolumeInfo,
     /// By the index of its device in the volume.
     members: Vec<Member<V>>,
-    gate: Arc<SnapshotGate>,
+    shared: SpanShared,
 }
 
 /// The volume on one device.
@@ -51,6 +50,14 @@ struct Member<V> {
 /// The part of a device behind the superblocks of the span.
 fn member_device(device: &Rc<dyn Device>) -> Rc<dyn Device> {
     Rc::new(DeviceWindow::behind(Rc::clone(device), SUPERBLOCK_AREA_BYTES))
+}
+
+/// The part of each of several devices in a limit of all; none stays none.
+fn part_of(of_all: u64, devices: usize) -> u64 {
+    match of_all {
+        u64::MAX => u64::MAX,
+        of_all => of_all / devices as u64,
+    }
 }
 
 /// The configuration of the volume on one device of several.
@@ -143,50 +150,6 @@ impl<V: Volume> SpannedVolume<V> {
     pub fn members(&self) -> impl Iterator<Item = &V> {
         self.0.members.iter().filter_map(|member| member.volume.as_ref().ok())
     }
-
-    /// Puts blank devices in the places of those that the volume lacks, each with an empty volume of its engine: what the lost ones held is gone. Gives their
-    /// indices. REQUIRES: the volume is not open.
-    ///
-    /// # Errors
-    /// [`OpenError::NothingLost`] without a blank device; as for an opening otherwise. A device that failed before its superblock was written is still blank.
-    pub async fn replace_lost(
-        devices: &[Rc<dyn Device>],
-        config: &FormatConfig,
-    ) -> Result<Vec<u16>, OpenError> {
-        let mut blank = Vec::new();
-        for (at, device) in devices.iter().enumerate() {
-            if is_blank(&**device).await? {
-                blank.push(at);
-            }
-        }
-        let kept: Vec<_> = devices.iter().enumerate().filter(|(at, _)| !blank.contains(at)).collect();
-        let mut of_kept = Vec::with_capacity(kept.len());
-        for (at, device) in kept {
-            let read = read_superblock::<SpanSuperblock>(&**device).await;
-            of_kept.push(read.map_err(|error| match error {
-                OpenError::Superblock(error) => OpenError::SpanDevice { at: at as u16, error },
-                error => error,
-            })?);
-        }
-        let Some(&(known, _)) = of_kept.first() else { return Err(OpenError::NothingLost) };
-        if usize::from(known.device.count) != devices.len() {
-            return Err(OpenError::DevicesMissing { have: devices.len(), count: known.device.count });
-        }
-        let is_kept = |index: u16| of_kept.iter().any(|(kept, _)| kept.device.index == index);
-        let lost: Vec<u16> = (0..known.device.count).filter(|&index| !is_kept(index)).collect();
-        if blank.is_empty() || lost.len() != blank.len() {
-            return Err(OpenError::NothingLost);
-        }
-        for (&at, &index) in blank.iter().zip(&lost) {
-            let seed = Prng::new(config.seed ^ u64::from(index)).next_u64();
-            let (engine, hash_seed) = (known.engine, Some(known.hash_seed));
-            let member = FormatConfig { engine, seed, hash_seed, ..*config };
-            V::format(&[member_device(&devices[at])], &member).await?;
-            let device = DeviceOfVolume { index, ..known.device };
-            write_superblock(&*devices[at], &SpanSuperblock { device, generation: 0, ..known }).await?;
-        }
-        Ok(lost)
-    }
 }
 
 impl<V: Volume> Volume for SpannedVolume<V> {
@@ -196,7 +159,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
 
     /// A crash before the last superblock is written leaves no volume.
     async fn format(devices: &[Rc<dyn Device>], config: &FormatConfig) -> Result<(), OpenError> {
-        if !(1..=SPAN_DEVICES_MAX).contains(&devices.len()) {
+        if !(2..=SPAN_DEVICES_MAX).contains(&devices.len()) {
             return Err(OpenError::DeviceCount { have: devices.len(), most: SPAN_DEVICES_MAX });
         }
         if config.hash != HashKind::Xxh3 {
@@ -240,9 +203,11 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             let (found, wanted) = (engine.number(), format.engine.number());
             return Err(SuperblockError::Engine { found, wanted }.into());
         }
+        let part = |of_all: u64| part_of(of_all, devices.len());
         let of_member = OpenConfig {
-            cache_bytes: config.cache_bytes / devices.len() as u64,
-            prepare_bytes: config.prepare_bytes / devices.len() as u64,
+            cache_bytes: part(config.cache_bytes),
+            prepare_bytes: part(config.prepare_bytes),
+            compact_bytes_per_second: part(config.compact_bytes_per_second),
             ..config
         };
         let mut members = Vec::with_capacity(devices.len());
@@ -265,10 +230,8 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             return Err(members.into_iter().find_map(|member| member.volume.err()).expect("all are absent"));
         };
         let capacity_bytes = infos.iter().map(|info| info.capacity_bytes).sum();
-        // One in place of a lost one may have been formatted for shorter values.
-        let value_bytes_max = infos.iter().map(|info| info.value_bytes_max).min().expect("there is one");
-        let info = VolumeInfo { id: volume_id, capacity_bytes, value_bytes_max, ..first };
-        Ok(SpannedVolume(Arc::new(Span { superblock, info, members, gate: Arc::default() })))
+        let info = VolumeInfo { id: volume_id, capacity_bytes, ..first };
+        Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared: SpanShared::default() })))
     }
 
     /// Verifies the volumes on the devices one after another.
@@ -328,7 +291,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let members = self.0.members.iter().enumerate().map(member).collect();
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
         let order = if self.0.info.has_iterators { ListOrder::Keys } else { ListOrder::Ring(hash_seed) };
-        SpannedEngine::new(members, (map, hash_seed, order), Arc::clone(&self.0.gate))
+        SpannedEngine::new(members, (map, hash_seed, order), self.0.shared.clone())
     }
 
     fn info(&self) -> VolumeInfo {
@@ -336,7 +299,8 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     }
 
     fn set_scrub_rate(&self, bytes_per_second: u64) {
-        self.members().for_each(|volume| volume.set_scrub_rate(bytes_per_second));
+        let of_member = part_of(bytes_per_second, self.0.members.len());
+        self.members().for_each(|volume| volume.set_scrub_rate(of_member));
     }
 
     fn used_bytes(&self) -> SharedSum {
