@@ -167,7 +167,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        let outcome = scan_merged(&self.members_of(range)?, range, since, sink).await;
+        let outcome = scan_merged(&self.members_of(range)?, self.order, (range, since), sink).await;
         self.shared.gate.pass().await;
         outcome
     }
@@ -175,13 +175,16 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
         let (members, reverse) = (self.members_of(RingRange::FULL)?, options.reverse);
         let mut iterators = Vec::with_capacity(members.len());
-        let _closed = self.shared.gate.close();
+        let closed = self.shared.gate.close();
         for PlacedMember { engine, place } in members {
             match engine.create_iterator(options.clone()).await.map_err(|error| place.engine_error(error))? {
                 Some(iterator) => iterators.push(iterator),
                 None => return Ok(None),
             }
         }
+        drop(closed);
+        // What this one shows is not seen before another snapshot is taken.
+        self.shared.gate.pass().await;
         Ok(Some(SpannedIterator::new(iterators, reverse, Arc::clone(&self.shared.page_budget))))
     }
 

@@ -6,7 +6,7 @@
 //!   device 2   page ─┘                             the call returns: what the sink received leaves the pages
 //! ```
 //! In: one core's handles, of which any may advance it. Out: pairs in the order of keys. Invariants: calls are served one at a time, in their order; a pair stays in
-//! its page until the call that delivers it has returned, so that a dropped call has done nothing. Memory: for each device a page of [`PAGE_BYTES`], or one pair that is longer; between
+//! its page until the call that delivers it has returned, so that a dropped call has done nothing. Memory: for each device a page of [`PAGE_BYTES`], or one pair that is longer, and during a call what it delivers; between
 //! calls all iterators of a volume together keep [`KEPT_BYTES_MAX`], and those beyond give their pages back.
 
 use super::places::PlacedMember;
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The pairs of a page, in bytes of keys and values, unless it is one alone.
+/// The pairs of a page, in bytes, unless it is one alone.
 const PAGE_BYTES: usize = 64 << 10;
 /// What the pages of all iterators of a volume keep between calls, in bytes.
 const KEPT_BYTES_MAX: usize = 64 << 20;
@@ -61,6 +61,11 @@ struct PairPage {
     is_at_end: bool,
 }
 
+/// The memory of a pair, without what the allocator adds.
+fn pair_bytes(key_bytes: usize, value_bytes: usize) -> usize {
+    size_of::<OwnedPair>() + key_bytes + value_bytes
+}
+
 /// Receives a page of pairs.
 #[derive(Default)]
 struct PageSink {
@@ -80,17 +85,17 @@ impl PairPage {
     }
 
     fn bytes(&self) -> usize {
-        self.pairs.iter().map(|(key, value)| key.len() + value.len()).sum()
+        self.pairs.iter().map(|(key, value)| pair_bytes(key.len(), value.len())).sum()
     }
 }
 
 impl PairSink for PageSink {
     fn has_space(&mut self, key_bytes: usize, value_bytes: usize) -> bool {
-        self.pairs.is_empty() || self.bytes + key_bytes + value_bytes <= PAGE_BYTES
+        self.pairs.is_empty() || self.bytes + pair_bytes(key_bytes, value_bytes) <= PAGE_BYTES
     }
 
     fn push(&mut self, key: &[u8], value: &[u8]) {
-        self.bytes += key.len() + value.len();
+        self.bytes += pair_bytes(key.len(), value.len());
         self.pairs.push((key.into(), value.into()));
     }
 }
@@ -158,13 +163,18 @@ impl<I> SpannedIterator<I> {
         if let Some(error) = self.failure.lock().take() {
             return Err(error);
         }
-        let progress = self.deliver(members, sink).await?;
+        let delivered = self.deliver(members, sink).await;
         for part in &self.parts {
             let mut page = part.page.lock();
             let taken = std::mem::take(&mut page.taken);
             page.pairs.drain(..taken);
+            let left = page.pairs.len();
+            page.pairs.shrink_to(2 * left);
         }
-        if let Err(error) = self.keep_pages(members).await {
+        // REQUIRES of the engine: its seeks end in their first poll, or a call that is dropped here has lost what it delivered.
+        let kept = self.keep_pages(members).await;
+        let progress = delivered?;
+        if let Err(error) = kept {
             *self.failure.lock() = Some(error);
             return Ok(IteratorProgress::HasNext);
         }
@@ -183,7 +193,9 @@ impl<I> SpannedIterator<I> {
             match self.fill(members).await {
                 Ok(()) => {}
                 Err(error) if has_received => {
-                    *self.failure.lock() = Some(error);
+                    // A device that failed is asked again; behind damage it goes on.
+                    let is_passed = matches!(error, EngineError::Corrupt { .. });
+                    *self.failure.lock() = is_passed.then_some(error);
                     return Ok(IteratorProgress::HasNext);
                 }
                 Err(error) => return Err(error),

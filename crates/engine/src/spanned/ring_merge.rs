@@ -17,8 +17,10 @@ use std::collections::VecDeque;
 
 /// The keys of a page of a listing, at most.
 const PAGE_KEYS: usize = 128;
-/// The bytes of a page of a scan, about. The ordered engine makes a pass over its whole tree for each.
-const SCAN_PAGE_BYTES: usize = 4 << 20;
+/// The bytes of a page of a scan, about: the other engines read a value for each entry.
+const SCAN_PAGE_BYTES: usize = 16 << 10;
+/// The same with the ordered engine, which makes a pass over its whole tree for each page.
+const TREE_SCAN_PAGE_BYTES: usize = 4 << 20;
 
 /// The order of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,11 +167,12 @@ struct EntryPage<'a> {
     entries: &'a mut VecDeque<PageEntry>,
     behind: Option<(RingPosition, &'a [u8])>,
     bytes: usize,
+    bytes_max: usize,
 }
 
 impl EntryPage<'_> {
     fn is_full(&self) -> bool {
-        self.bytes >= SCAN_PAGE_BYTES
+        self.bytes >= self.bytes_max
     }
 }
 
@@ -189,12 +192,12 @@ impl ScanSink for EntryPage<'_> {
 
 impl<E: Engine> ScanCursor<'_, E> {
     /// Reads the next page if there is none.
-    async fn fill(&mut self, since: Version) -> Result<(), EngineError> {
+    async fn fill(&mut self, since: Version, bytes_max: usize) -> Result<(), EngineError> {
         if !self.page.is_empty() || self.is_at_end {
             return Ok(());
         }
         let behind = self.behind.as_ref().map(|(position, key)| (*position, &**key));
-        let mut page = EntryPage { entries: &mut self.page, behind, bytes: 0 };
+        let mut page = EntryPage { entries: &mut self.page, behind, bytes: 0, bytes_max };
         let scanned = self.member.engine.scan(self.range, since, &mut page).await;
         let is_full = page.is_full();
         scanned.map_err(|error| self.member.place.engine_error(error))?;
@@ -213,15 +216,19 @@ impl<E: Engine> ScanCursor<'_, E> {
 /// The first of a device.
 pub(super) async fn scan_merged<E: Engine>(
     members: &[PlacedMember<'_, E>],
-    range: RingRange,
-    since: Version,
+    order: ListOrder,
+    (range, since): (RingRange, Version),
     sink: &mut impl ScanSink,
 ) -> Result<(), EngineError> {
+    let bytes_max = match order {
+        ListOrder::Ring(_) => SCAN_PAGE_BYTES,
+        ListOrder::Keys => TREE_SCAN_PAGE_BYTES,
+    };
     let cursor = |member| ScanCursor { member, range, behind: None, page: VecDeque::new(), is_at_end: false };
     let mut cursors: Vec<_> = members.iter().map(cursor).collect();
     loop {
         for cursor in &mut cursors {
-            cursor.fill(since).await?;
+            cursor.fill(since, bytes_max).await?;
         }
         while cursors.iter().all(|cursor| !cursor.page.is_empty() || cursor.is_at_end) {
             let with_entries = cursors.iter_mut().filter(|cursor| !cursor.page.is_empty());
