@@ -20,7 +20,7 @@ fuzz_target!(|input: &[u8]| {
     check(&changed);
 });
 
-/// What is taken has an encoding that gives it back.
+/// Asserts that a superblock that passes the checks is the same after encoding and decoding.
 fn check(bytes: &[u8; SUPERBLOCK_BYTES]) {
     if let Ok(superblock) = UncheckedSuperblock(bytes).check::<SpanSuperblock>() {
         assert_eq!(UncheckedSuperblock(&superblock.encode()).check(), Ok(superblock));

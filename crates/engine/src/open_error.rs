@@ -28,7 +28,7 @@ pub enum OpenError {
     SpanDevice {
         /// Its place in the list, from 0.
         at: u16,
-        /// What is in the place of the superblock.
+        /// Why its first blocks hold no superblock of such a volume.
         error: SuperblockError,
     },
     /// The list lacks devices of the volume, or has more.

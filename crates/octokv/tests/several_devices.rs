@@ -1,4 +1,4 @@
-//! Namespaces on several devices: served in any order, degraded without one of them, and what is refused.
+//! Key Value namespaces on several devices: device lists in any order, operation without one device, and refused device lists.
 
 use crate::common::{Server, octokv, temp_directory};
 use std::path::{Path, PathBuf};

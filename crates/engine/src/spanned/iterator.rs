@@ -43,7 +43,7 @@ pub struct SpannedIterator<I> {
     kept_bytes: AtomicUsize,
 }
 
-/// The iterator of one device, and what was read of it.
+/// The iterator of one device, and a buffer of its next pairs.
 struct IteratorPart<I> {
     iterator: I,
     page: Mutex<PairPage>,

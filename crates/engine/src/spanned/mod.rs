@@ -9,7 +9,7 @@
 //! - `volume`: format, open, verify. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors.
 //!
-//! An engine needs no code for it: what is on one device is a volume as on a device alone, behind the superblock area.
+//! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
 
 mod engine;
 mod iterator;

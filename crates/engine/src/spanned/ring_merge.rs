@@ -154,7 +154,7 @@ impl PageEntry {
 /// The place of a device's scan.
 struct ScanCursor<'a, E> {
     member: &'a PlacedMember<'a, E>,
-    /// What is left to scan.
+    /// The range from the last scanned position on.
     range: RingRange,
     /// The last entry of the last page: its position is in the range.
     behind: Option<(RingPosition, Box<[u8]>)>,

@@ -138,14 +138,6 @@ fn places_of(read: &[Result<SpanSuperblock, OpenError>]) -> Vec<usize> {
 }
 
 impl<V: Volume> SpannedVolume<V> {
-    /// The volume on a device of this index.
-    ///
-    /// # Errors
-    /// Why it is absent.
-    pub fn member(&self, device: usize) -> Result<&V, OpenError> {
-        self.0.members[device].volume.as_ref().map_err(|&error| error)
-    }
-
     /// The volumes on the devices that serve.
     pub fn members(&self) -> impl Iterator<Item = &V> {
         self.0.members.iter().filter_map(|member| member.volume.as_ref().ok())
