@@ -116,6 +116,8 @@ pub enum InjectedBug {
     LogDropBusy,
     /// Value compaction takes the prefetched visits of a chunk for all that it needs.
     LogTrustPrefetch,
+    /// A segment image in memory is used although the segment has a newer one.
+    LogServeOldImage,
     /// A volume on several devices takes their order in the list for that of their indices.
     SpanIgnoreIndex,
     /// A flush of several devices flushes one.

@@ -43,6 +43,8 @@ pub struct LogStatistics {
     pub splits: u64,
     /// Reads since the opening that met a chunk which was opened meanwhile, and were repeated.
     pub repeated_reads: u64,
+    /// Segment images since the opening that an operation found in memory.
+    pub recent_images: u64,
     /// Writes since the opening that waited for space.
     pub waited_writes: u64,
     /// Rounds of compaction since the opening that advanced the head of a log.

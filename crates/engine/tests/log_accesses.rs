@@ -1,5 +1,5 @@
 //! The device accesses of the log engine's operations (LEED §3.3: a GET has two, a PUT three, a DEL two), each counted alone and in batches.
-//! Flushes are counted apart. The volumes are so large that no counted operation writes a directory, a marker or a checkpoint, or splits a segment.
+//! Flushes are counted apart, and no segment images are kept in memory, but in the last test. The volumes are so large that no counted operation writes a directory, a marker or a checkpoint, or splits a segment.
 
 use crate::common::log_fixture::LogFixture;
 use crate::common::noted_device::NotedDevice;
@@ -31,13 +31,14 @@ struct CountedVolume {
 
 impl CountedVolume {
     fn new(unit_bytes: u32, stores: u16) -> CountedVolume {
-        CountedVolume::on(NotedDevice::in_memory(DISK_BYTES, 512), unit_bytes, stores, || ())
+        CountedVolume::on(NotedDevice::in_memory(DISK_BYTES, 512), unit_bytes, stores, 0, || ())
     }
 
     fn on(
         device: Rc<NotedDevice>,
         unit_bytes: u32,
         stores: u16,
+        recent_image_bytes: usize,
         mut complete: impl FnMut(),
     ) -> CountedVolume {
         let format = FormatConfig {
@@ -47,7 +48,12 @@ impl CountedVolume {
             value_bytes_max: 64 << 10,
             ..LogFixture::default().format
         };
-        let fixture = LogFixture { cores: 1, format, ..LogFixture::default() };
+        let fixture = LogFixture {
+            cores: 1,
+            format,
+            recent_image_bytes: Some(recent_image_bytes),
+            ..LogFixture::default()
+        };
         let as_device: Rc<dyn Device> = device.clone();
         block_on(fixture.format(Rc::clone(&as_device)), &mut complete);
         let volume = block_on(fixture.open_volume(&as_device), &mut complete).expect("opens");
@@ -170,7 +176,7 @@ fn empty_values_conditions_and_versions_take_no_more() {
 fn slow_volume(stores: u16) -> (PowerLossDisk, CountedVolume, Prng) {
     let (disk, mut random) = (PowerLossDisk::new(vec![0; DISK_BYTES as usize], 512), Prng::new(5));
     let device = NotedDevice::new(Rc::new(disk.clone()));
-    let volume = CountedVolume::on(device, 512, stores, || {
+    let volume = CountedVolume::on(device, 512, stores, 0, || {
         disk.complete_one(&mut random);
     });
     for index in 0..KEYS {
@@ -227,4 +233,45 @@ fn puts_that_wait_together_share_appends_and_flushes() {
         }
         assert_eq!(volume.splits(), splits, "nothing was split meanwhile");
     }
+}
+
+#[test]
+fn operations_on_a_segment_in_memory_do_not_read_it() {
+    // A few segments, and not those of twenty keys.
+    let device = NotedDevice::in_memory(DISK_BYTES, 512);
+    let volume = CountedVolume::on(device, 512, 2, 2_000, || ());
+    let engine = &volume.engine;
+    for index in 0..KEYS {
+        assert_eq!(run(put(engine, &key_of(index), 1, 300)), PutOutcome::Stored);
+    }
+    volume.split_all();
+    let splits = volume.splits();
+    let get = |index: u64| {
+        let (value, reads, writes) = volume.count(engine.get(&key_of(index)));
+        let value = value.expect("no fault").expect("is there");
+        (operation_of(&key_of(index), value.as_bytes()), reads, writes)
+    };
+    let found = || engine.statistics().log.expect("it has logs").recent_images;
+    let mut read_first = 0;
+    for index in 0..20 {
+        for other in 100..160 {
+            get(other);
+        }
+        let (key, found_before) = (key_of(index), found());
+        let first = get(index);
+        // The segment of a key may be that of one of the others.
+        assert!(matches!(first, (1, 1 | 2, 0)), "key {index}: {first:?}");
+        read_first += first.1 - 1;
+        // As in a read-modify-write.
+        assert_eq!(volume.count(put(engine, &key, 2, 300)), (PutOutcome::Stored, 0, 2));
+        // By the image that the put wrote, and not the older one.
+        assert_eq!(get(index), (2, 1, 0), "key {index}");
+        assert_eq!(volume.count(engine.exist(&key)), (Ok(Some(300)), 0, 0));
+        assert_eq!(volume.count(engine.delete(&key)), (Ok(DeleteOutcome::Deleted), 0, 1));
+        assert_eq!(volume.count(engine.exist(&key)), (Ok(None), 0, 0));
+        assert_eq!(volume.count(put(engine, &key, 3, 300)), (PutOutcome::Stored, 0, 2));
+        assert_eq!(found() - found_before, 8 - first.1 as u64);
+    }
+    assert!(read_first > 10, "{read_first}");
+    assert_eq!(volume.splits(), splits, "nothing was split meanwhile");
 }

@@ -28,7 +28,8 @@ const EIO: InjectedFault = InjectedFault::Error(5);
 const COMPACTIONS: [usize; 3] = [1, 2, 4];
 
 fn fixture() -> LogFixture {
-    let mut fixture = LogFixture { cores: 1, ..LogFixture::default() };
+    // Each operation reads the device.
+    let mut fixture = LogFixture { cores: 1, recent_image_bytes: Some(0), ..LogFixture::default() };
     fixture.format.value_bytes_max = 8 << 10;
     fixture
 }

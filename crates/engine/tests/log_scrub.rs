@@ -55,6 +55,8 @@ impl Scrubbed {
         block_on(fixture.format(Rc::clone(&device)), || ());
         let adjust = |settings: &mut LogSettings| {
             make_small(settings);
+            // What gets find damaged is what the device has.
+            settings.recent_image_bytes = 0;
             settings.scrub_interval = interval.unwrap_or(settings.scrub_interval);
         };
         let pool = pool();

@@ -36,6 +36,8 @@ pub struct LogPlan {
     pub round_interval: Nanos,
     /// Mean number of completed commands between compactions, splits and checkpoints that no one needs.
     pub work_interval: u64,
+    /// Bytes of segment images that a core keeps in memory.
+    pub recent_image_bytes: usize,
 }
 
 impl LogPlan {
@@ -59,6 +61,7 @@ impl LogPlan {
             compactions: pick(random, &[1, 2, 4, 8]),
             round_interval: Nanos::from_millis(pick(random, &[2, 20])),
             work_interval: between(random, 4, 60),
+            recent_image_bytes: pick(random, &[0, 2 << 10, 64 << 10]),
         }
     }
 
@@ -77,5 +80,6 @@ impl LogPlan {
         settings.sub_compactions = self.sub_compactions;
         settings.compactions = self.compactions;
         settings.round_interval = self.round_interval;
+        settings.recent_image_bytes = self.recent_image_bytes;
     }
 }

@@ -72,6 +72,8 @@ pub struct ClaimedSegment<C> {
     pub ticket: ChangeTicket,
     /// In the order in which they were made. Empty if the image is only moved.
     pub changes: Vec<C>,
+    /// Whose they are: of users, if any of them is.
+    pub source: ChangeSource,
 }
 
 #[derive(Debug)]
@@ -305,9 +307,9 @@ impl<I, C> BusySegments<I, C> {
             self.dirty_of_compaction.pop_front();
         }
         let busy = self.busy(segment);
-        let (ticket, _) = busy.dirty.take().expect("a segment in the queue is dirty");
+        let (ticket, source) = busy.dirty.take().expect("a segment in the queue is dirty");
         busy.batches += 1;
-        ClaimedSegment { ticket, changes: std::mem::take(&mut busy.changes) }
+        ClaimedSegment { ticket, changes: std::mem::take(&mut busy.changes), source }
     }
 
     /// Notes that a batch that has an image of the segment is published. REQUIRES: the table names that image.

@@ -12,11 +12,13 @@
 //! Tested in `tests/log_conformance.rs` and `tests/log_power_loss.rs`.
 
 use super::batch_state::{BatchTurn, BatchWait, BatchWaiterId, ChangeTicket};
+use super::busy_segments::ChangeSource;
 use super::core::{LogCore, device_error};
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, LogPlace};
 use super::segment_buckets::{ImagePlace, ImageRole, ValueTailPlace, encode_image, image_units};
 use super::segment_image::SegmentImage;
+use super::segment_ref::SegmentRef;
 use super::space_limits::ChunkPurpose;
 use super::store::{ClaimedImage, EntryChange, Store, StoreState};
 use super::tail_check::BATCH_BYTES_MAX;
@@ -28,6 +30,7 @@ use octokv_base::Buffer;
 use octokv_device::DeviceError;
 use smallvec::SmallVec;
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
@@ -108,7 +111,7 @@ impl BatchBuilder<'_> {
         place: LogPlace,
         role: ImageRole,
         segment: SegmentNumber,
-        (image, changes): (SegmentImage, Vec<EntryChange>),
+        (image, changes, source): (SegmentImage, Vec<EntryChange>, ChangeSource),
     ) {
         let volume = &self.core.volume;
         let chain = self.chain_of(&image);
@@ -118,7 +121,7 @@ impl BatchBuilder<'_> {
         let incarnation = volume.fixed().incarnation;
         let header = state.image_state(role, segment, chain, completed, incarnation, self.sequence);
         self.bytes += usize::from(chain) * self.unit_bytes();
-        self.images.push(ClaimedImage { segment, place, state: header, image, chain, changes });
+        self.images.push(ClaimedImage { segment, place, state: header, image, chain, changes, source });
     }
 
     fn chain_of(&self, image: &SegmentImage) -> u8 {
@@ -139,7 +142,7 @@ impl BatchBuilder<'_> {
     /// Adds a marker; false, and nothing has changed, if there is no space.
     fn add_marker(&mut self, state: &mut StoreState) -> bool {
         let Some(place) = append_to_keys(state, 1, &self.core.volume) else { return false };
-        let nothing = (SegmentImage::new(), Vec::new());
+        let nothing = (SegmentImage::new(), Vec::new(), ChangeSource::Compaction);
         self.push(state, place, ImageRole::Marker, SegmentNumber::MARKER, nothing);
         true
     }
@@ -176,7 +179,7 @@ impl BatchBuilder<'_> {
                 volume.note_failure();
                 return false;
             };
-            self.push(state, place, role, segment, (image, Vec::new()));
+            self.push(state, place, role, segment, (image, Vec::new(), ChangeSource::Compaction));
         }
         self.tickets.push(ticket);
         true
@@ -193,7 +196,7 @@ impl BatchBuilder<'_> {
             let Some(place) = append_to_keys(state, chain, &self.core.volume) else { return false };
             let claimed = state.busy.claim(segment);
             self.tickets.push(claimed.ticket);
-            self.push(state, place, ImageRole::Segment, segment, (image, claimed.changes));
+            self.push(state, place, ImageRole::Segment, segment, (image, claimed.changes, claimed.source));
         }
         true
     }
@@ -312,13 +315,15 @@ impl LogCore {
             return Err(EngineError::ReadOnly);
         }
         poll_fn(|context| store.state.lock().batches.poll_predecessor(batch.number, context)).await?;
-        let (wakers, used, freed) = {
+        let (wakers, used, freed, opens) = {
             let state = &mut *store.state.lock();
+            // The chunks of the images were opened before this, and have live images from now on.
+            let opens = volume.pool.opens_now();
             let (mut wakers, used) = published_early
                 .unwrap_or_else(|| state.publish_images(&batch.images, volume.layout(), &volume.pool));
             wakers.append(state.batches.published(batch.number, is_durable));
             let freed = if is_durable { state.release_retired(&volume.pool) } else { 0 };
-            (wakers, used, freed)
+            (wakers, used, freed, opens)
         };
         volume.add_used(used);
         if freed > 0 {
@@ -332,7 +337,20 @@ impl LogCore {
         volume.counters.markers.fetch_add(markers, Ordering::Relaxed);
         volume.counters.images.fetch_add(batch.images.len() as u64 - markers, Ordering::Relaxed);
         debug_assert!(store.state.lock().batches.published_sequence() >= batch.last_sequence);
+        self.keep_recent(store, batch.images, opens);
         Ok(())
+    }
+
+    /// Keeps the images of a published batch in memory that users changed, and those of which it has an older one.
+    fn keep_recent(&self, store: &Store, images: Vec<ClaimedImage>, opens: u64) {
+        let mut recent = self.recent.borrow_mut();
+        for claimed in images.into_iter().filter(|claimed| claimed.state.role == ImageRole::Segment) {
+            if claimed.source == ChangeSource::User || recent.has(store.id, claimed.segment) {
+                let unit = self.volume.layout().unit_of(claimed.place.chunk, claimed.place.unit);
+                let place = SegmentRef::new(unit, claimed.chain);
+                recent.keep(store.id, claimed.segment, place, opens, Rc::new(claimed.image));
+            }
+        }
     }
 
     /// The bytes of a batch, each run of adjacent images as one buffer, with the first unit of each.

@@ -1,11 +1,13 @@
 //! One core's part of an open volume: its device, its buffers, and the operations whose callers dropped them.
 
+use super::recent_images::RecentImages;
 use super::split_signal::SplitSignal;
 use super::volume::LogVolume;
 use crate::common::abandoned::AbandonedOperations;
 use crate::{EngineError, VolumePlace};
 use octokv_base::{Buffer, BufferPool};
 use octokv_device::{Device, DeviceError};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,13 +19,15 @@ pub(super) struct LogCore {
     /// Operations whose callers dropped them.
     pub(super) abandoned: AbandonedOperations,
     pub(super) splits: SplitSignal,
+    pub(super) recent: RefCell<RecentImages>,
 }
 
 impl LogCore {
     /// A core's part. REQUIRES: `device` is that core's view of the volume's device.
     pub(super) fn new(volume: Arc<LogVolume>, device: Rc<dyn Device>, pool: BufferPool) -> LogCore {
         let abandoned = AbandonedOperations::new(volume.abandoned.clone());
-        LogCore { volume, device, pool, abandoned, splits: SplitSignal::default() }
+        let recent = RefCell::new(RecentImages::new(volume.settings.recent_image_bytes));
+        LogCore { volume, device, pool, abandoned, splits: SplitSignal::default(), recent }
     }
 
     /// Reads whole units of the device.

@@ -12,7 +12,7 @@
 //! - [`chunk_directory`]: which segments the records of a value chunk belong to; [`record_walk`]: the records of a chunk without one.
 //! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse.
 //! - `store`, [`volume`], `core`: what operations share; `volume_statistics`: what of it operators see; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `scrub`, `scrub_state`, `verify`.
-//! - `reads`, `segment_reads`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
+//! - `reads`, `segment_reads`, `recent_images`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
 //! - [`format`](mod@format): creating a volume. [`settings`]: sizes and rates of an open one.
 //! - `key_compaction`, `value_compaction`, `value_chunk_ids`, `segment_visit`, `segment_visits`: compaction, which copies live images and records from the
@@ -60,6 +60,7 @@ pub mod open;
 mod pinned_chunks;
 mod pinned_compaction;
 mod reads;
+mod recent_images;
 mod record_reads;
 pub mod record_walk;
 pub mod recovery;

@@ -94,7 +94,7 @@ impl LogCore {
         let (store, prefix) = self.volume.place_of_key(key);
         let mut repeats = ReadRepeats::default();
         loop {
-            let Some(image) = self.read_image(store, prefix, &mut repeats).await?.image else {
+            let Some(image) = self.find_image(store, prefix, &mut repeats).await?.image else {
                 return Ok(None);
             };
             let Some(entry) = self.live_entry(store, &image, key.as_bytes())? else { return Ok(None) };
@@ -120,7 +120,7 @@ impl LogCore {
     /// As there.
     pub(super) async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         let (store, prefix) = self.volume.place_of_key(key);
-        let lookup = self.read_image(store, prefix, &mut ReadRepeats::default()).await?;
+        let lookup = self.find_image(store, prefix, &mut ReadRepeats::default()).await?;
         let Some(image) = lookup.image else { return Ok(None) };
         let entry = self.live_entry(store, &image, key.as_bytes())?;
         Ok(entry.map(|entry| KeyStatus {

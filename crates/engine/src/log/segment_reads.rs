@@ -23,6 +23,7 @@ use crate::common::media_errors::is_media_error;
 use octokv_base::Buffer;
 use octokv_runtime::yield_now;
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
@@ -120,7 +121,7 @@ impl Drop for SegmentWait<'_> {
 
 /// The image of a segment as a lookup found it.
 pub(super) struct FoundImage {
-    pub entries: SegmentImage,
+    pub entries: Rc<SegmentImage>,
     /// Where it lies, for errors.
     pub unit: u64,
     /// The openings of chunks before it was looked up: what it refers to is read behind them.
@@ -175,7 +176,46 @@ impl ReadRepeats {
 }
 
 impl LogCore {
-    /// The published image of the segment of a prefix. Repeats until no chunk was reused meanwhile.
+    /// The published image of the segment of a prefix, of which the core may have a copy in memory.
+    ///
+    /// # Errors
+    /// As for [`LogCore::read_image`].
+    pub(super) async fn find_image(
+        &self,
+        store: &Store,
+        prefix: HashPrefix,
+        repeats: &mut ReadRepeats,
+    ) -> Result<ImageLookup, EngineError> {
+        if let Some(lookup) = self.find_recent(store, prefix) {
+            return Ok(lookup);
+        }
+        let lookup = self.read_image(store, prefix, repeats).await?;
+        if let Some(image) = lookup.image.as_ref().filter(|image| image.damaged == 0) {
+            let (segment, _) = lookup.level.segment_of(prefix);
+            let place = SegmentRef::new(image.unit, image.chain);
+            self.recent.borrow_mut().keep(store.id, segment, place, image.opens, Rc::clone(&image.entries));
+        }
+        Ok(lookup)
+    }
+
+    /// The published image of the segment of a prefix, if the core has it in memory.
+    fn find_recent(&self, store: &Store, prefix: HashPrefix) -> Option<ImageLookup> {
+        let pool = &self.volume.pool;
+        let opens = pool.opens_now();
+        let state = store.state.lock();
+        let level = state.table.level();
+        let (segment, _) = level.segment_of(prefix);
+        let place = state.table.get(segment);
+        if place.is_empty() || state.is_lost {
+            return None;
+        }
+        let entries = self.recent.borrow_mut().find(store.id, segment, place, pool)?;
+        self.volume.counters.recent_images.fetch_add(1, Ordering::Relaxed);
+        let (unit, chain) = (place.unit(), place.chain());
+        Some(ImageLookup { level, image: Some(FoundImage { entries, unit, opens, chain, damaged: 0 }) })
+    }
+
+    /// The published image of the segment of a prefix, read from the device. Repeats until no chunk was reused meanwhile.
     ///
     /// # Errors
     /// Device failures, no memory, and [`EngineError::Corrupt`] if the image is another segment's, or the store is lost.
@@ -202,7 +242,7 @@ impl LogCore {
             match self.read_buckets(store, segment, depth, image, opens).await? {
                 BucketsRead::Entries(entries, damaged) => {
                     let (unit, chain) = (image.unit(), image.chain());
-                    let image = Some(FoundImage { entries, unit, opens, chain, damaged });
+                    let image = Some(FoundImage { entries: Rc::new(entries), unit, opens, chain, damaged });
                     return Ok(ImageLookup { level, image });
                 }
                 BucketsRead::Unowned if repeats.is_unowned_again(image.unit()) => {
@@ -324,6 +364,13 @@ impl LogCore {
             let state = store.state.lock();
             (state.table.get(segment), state.table.level().depth_of(segment))
         };
+        if !image.is_empty()
+            && let Some(entries) = self.recent.borrow_mut().find(store.id, segment, image, &self.volume.pool)
+        {
+            self.volume.counters.recent_images.fetch_add(1, Ordering::Relaxed);
+            load.end(Ok(SegmentImage::clone(&entries)));
+            return Ok(HeldSegment::new(store, segment));
+        }
         let mut entries = Ok(SegmentImage::new());
         for _ in 0..READ_ATTEMPTS {
             if image.is_empty() {

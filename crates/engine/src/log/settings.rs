@@ -12,6 +12,8 @@ use octokv_base::Nanos;
 pub const COMPACTIONS_PER_CORE: usize = 8;
 /// Segments that one compaction handles at the same time, unless it is set otherwise: as few windows are open at a time, each has to use the device.
 pub const SUB_COMPACTIONS: usize = 16;
+/// The bytes of segment images that a core keeps in memory, unless it is set otherwise: of the hottest segments, and of those that are read to be written.
+pub const RECENT_IMAGE_BYTES: usize = 256 << 10;
 /// The mean bytes of entries of a segment with the shortest unit and with the longest.
 const SEGMENT_TARGETS: [(u32, u32); 2] = [(512, 800), (4096, 2_800)];
 /// A checkpoint is due after so many times its bytes of key log.
@@ -53,6 +55,8 @@ pub struct LogSettings {
     /// What compaction writes at most in a second, in bytes, while no write waits for space; 0 for none beside what waiting writes need,
     /// [`u64::MAX`] for no limit.
     pub compaction_max_per_second: u64,
+    /// The bytes of segment images that each core keeps in memory, of those that users' operations read or wrote last; 0 for none.
+    pub recent_image_bytes: usize,
     /// The least time from the begin of one pass of the scrub to that of the next one.
     pub scrub_interval: Nanos,
 }
@@ -72,6 +76,7 @@ impl LogSettings {
             round_interval: Nanos::from_millis(20),
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,
+            recent_image_bytes: RECENT_IMAGE_BYTES,
             scrub_interval: Nanos::from_secs(3_600),
         }
     }

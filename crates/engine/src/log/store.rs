@@ -11,7 +11,7 @@
 //! Tested in `compaction_tests.rs` and `tests/log_conformance.rs`.
 
 use super::batch_state::{BatchState, ChangeTicket};
-use super::busy_segments::BusySegments;
+use super::busy_segments::{BusySegments, ChangeSource};
 use super::chunk_directory::DIRECTORY_ID_BYTES;
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::{ChunkPool, ChunkState};
@@ -27,6 +27,7 @@ use super::segment_ref::SegmentRef;
 use super::segment_table::LogSegmentTable;
 use super::store_image::PinnedChunk;
 use super::value_tail::ValueTail;
+use crate::common::key_locks::{KeyGuard, KeyLocks};
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
 use octokv_base::{RingPosition, RingRange};
@@ -49,6 +50,8 @@ pub(super) struct Store {
     pub range: RingRange,
     pub state: Mutex<StoreState>,
     pub tail: Mutex<ValueTail>,
+    /// Writes of a key decide in the order in which they began.
+    key_turns: KeyLocks,
 }
 
 /// A chunk in front of the head of its log that is not free yet.
@@ -145,6 +148,12 @@ pub(super) struct ClaimedImage {
     pub image: SegmentImage,
     pub chain: u8,
     pub changes: Vec<EntryChange>,
+    pub source: ChangeSource,
+}
+
+/// The number of a key's turn. Keys that differ in the last bit of their prefix share one.
+fn turn_number(prefix: HashPrefix) -> u64 {
+    prefix.0 >> 1
 }
 
 impl Store {
@@ -178,12 +187,29 @@ impl Store {
             replay_start: parts.replay_start,
             is_lost: parts.is_lost,
         };
-        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail) }
+        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail), key_turns: KeyLocks::default() }
     }
 
     /// The prefix of a position in its range.
     pub(super) fn prefix_of(&self, position: RingPosition) -> HashPrefix {
         prefix_of(position, &self.range)
+    }
+
+    /// Whether a key is known to be absent without an access: its segment has no image, and no write of it has begun.
+    pub(super) fn is_absent(&self, prefix: HashPrefix) -> bool {
+        let state = self.state.lock();
+        state.is_absent(prefix) && !self.key_turns.is_locked(turn_number(prefix))
+    }
+
+    /// The place of a write in the order of those of its key, from this call on. What it gives has the turn when it is ready, until the guard is dropped.
+    pub(super) fn turn_of_key(&self, prefix: HashPrefix) -> impl Future<Output = KeyGuard<'_>> {
+        let turn = self.key_turns.lock_or_queue(turn_number(prefix));
+        async move {
+            match turn {
+                Ok(guard) => guard,
+                Err(waiter) => waiter.await,
+            }
+        }
     }
 
     /// Notes that the images up to a sequence number are durable, frees the chunks that waited for them, and gives how many.

@@ -27,6 +27,7 @@ use crate::common::write_rules::{self, KnownKey, Remains};
 use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue};
 use octokv_base::{Key, UnixTime, Version};
 use octokv_device::DeviceError;
+use std::pin::pin;
 
 /// The longest entry without its key, of a value in one place or two, in bytes.
 const ENTRY_BYTES_WITHOUT_KEY: u64 = 64;
@@ -130,12 +131,15 @@ impl LogCore {
         prefix: HashPrefix,
         put: &Put<'_>,
     ) -> Result<PutOutcome, EngineError> {
+        // Behind the earlier writes of the key, of which one may have lost its caller.
+        let turn = store.turn_of_key(prefix);
         let mut record = None;
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
         }
         // The segment that the last attempt held: it stays in memory, so that it is not read again.
         let mut kept = None;
+        let (mut turn, mut guard) = (pin!(turn), None);
         loop {
             let held = match (kept.take(), &mut record) {
                 (Some(held), _) => held,
@@ -147,16 +151,19 @@ impl LogCore {
                 }
                 (None, None) => self.acquire(store, prefix).await?,
             };
+            if guard.is_none() {
+                guard = Some(turn.as_mut().await);
+            }
             let step = held.with(|state, segment| self.put_step(state, segment, put, record.as_ref()));
             match step {
                 PutStep::Changed(wait) => {
-                    drop((held, record));
+                    drop((held, record, guard));
                     self.commit(store, wait).await?;
                     self.note_growth(store).await?;
                     return Ok(PutOutcome::Stored);
                 }
                 PutStep::Refused(outcome, wait) => {
-                    drop((held, record));
+                    drop((held, record, guard));
                     if let Some(wait) = wait {
                         self.commit(store, wait).await?;
                     }
@@ -269,15 +276,17 @@ impl LogCore {
             return Err(EngineError::ReadOnly);
         }
         let (store, prefix) = volume.place_of_key(key);
-        if version == Version::NONE && store.state.lock().is_absent(prefix) {
+        if version == Version::NONE && store.is_absent(prefix) {
             return Ok(DeleteOutcome::NotFound);
         }
         let need = self.delete_need(key, version);
         let no_space = || device_error(DeviceError::NoSpace, store.id);
         let pass = self.take_pass(need).await?.map_err(|SpaceFull| no_space())?;
+        let turn = store.turn_of_key(prefix);
         let held = self.acquire(store, prefix).await?;
+        let turn = turn.await;
         let (outcome, wait) = held.with(|state, segment| self.delete_step(state, segment, key, version))?;
-        drop(held);
+        drop((held, turn));
         if let Some(wait) = wait {
             self.commit(store, wait).await?;
         }

@@ -29,6 +29,8 @@ pub struct LogFixture {
     pub disk_bytes: usize,
     /// Those that maintenance runs at once; `None`: as many as the engine's default.
     pub compactions: Option<usize>,
+    /// Segment images that a core keeps in memory, in bytes; `None`: as many as the engine's default.
+    pub recent_image_bytes: Option<usize>,
 }
 
 impl Default for LogFixture {
@@ -49,6 +51,7 @@ impl Default for LogFixture {
             cores: 4,
             disk_bytes: LOG_DISK_BYTES,
             compactions: None,
+            recent_image_bytes: None,
         }
     }
 }
@@ -75,6 +78,7 @@ impl LogFixture {
         let adjust = |settings: &mut LogSettings| {
             make_small(settings);
             settings.compactions = self.compactions.unwrap_or(settings.compactions);
+            settings.recent_image_bytes = self.recent_image_bytes.unwrap_or(settings.recent_image_bytes);
         };
         let volume = open_with(device, &pool(), self.open_config(), &self.format, adjust).await;
         volume.map_err(|error| error.to_string())
