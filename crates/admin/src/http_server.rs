@@ -26,7 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{UnixListener, UnixSocket};
 use tokio::sync::{oneshot, watch};
 
@@ -34,6 +34,8 @@ use tokio::sync::{oneshot, watch};
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of updates of the health log, and updates per save of the state file.
 const HEALTH_UPDATE_INTERVAL: Duration = Duration::from_secs(30);
+/// Whether a device has failed is looked at so often.
+const DEVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const UPDATES_PER_STATE_SAVE: u32 = 20;
 /// Connections that the kernel queues before they are accepted.
 const BACKLOG_MAX: u32 = 128;
@@ -149,11 +151,14 @@ async fn serve(
     }
 }
 
-/// Updates the health log, and every [`UPDATES_PER_STATE_SAVE`] times the state file, until the server stops.
+/// Updates the health log, at once if a device has failed, and every [`UPDATES_PER_STATE_SAVE`] times the state file, until the server stops.
 async fn update_health(service: Arc<AdminService>) -> Infallible {
     let mut updates = 0_u32;
     loop {
-        tokio::time::sleep(HEALTH_UPDATE_INTERVAL).await;
+        let next_update = Instant::now() + HEALTH_UPDATE_INTERVAL;
+        while !service.node().log_device_failures() && Instant::now() < next_update {
+            tokio::time::sleep(DEVICE_CHECK_INTERVAL).await;
+        }
         updates = updates.wrapping_add(1);
         let save = updates.is_multiple_of(UPDATES_PER_STATE_SAVE);
         let service = Arc::clone(&service);

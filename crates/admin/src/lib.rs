@@ -8,7 +8,7 @@
 //! - [`api_types`]: the JSON documents of client and server.
 //! - [`device_names`]: the devices of a namespace.
 //! - [`scheduling_api`]: the JSON documents of scheduling.
-//! - [`tree_report`], [`log_report`]: the JSON documents of an ordered engine's tree, and of a log engine's logs.
+//! - [`tree_report`], [`log_report`], [`device_load_report`]: the JSON documents of an ordered engine's tree, of a log engine's logs, and of one of several devices.
 //! - [`state_file`]: the settings that survive a restart, in one file.
 //! - [`service`]: applies changes to the node and to the state file.
 //! - [`http_server`]: HTTP on a Unix socket, on its own thread.
@@ -21,6 +21,7 @@
 )]
 
 pub mod api_types;
+pub mod device_load_report;
 pub mod device_names;
 pub mod http_client;
 pub mod http_server;

@@ -7,6 +7,7 @@
 //! ```
 //! Conversions between these documents and `octokv_sched`, which validates the values.
 
+use crate::device_load_report::DeviceLoadReport;
 use crate::log_report::LogReport;
 use crate::tree_report::TreeReport;
 use octokv_base::Nanos;
@@ -335,6 +336,9 @@ pub struct SchedulingReport {
     /// Logs of log engines, by namespace that has them; an earlier node reports none.
     #[serde(default)]
     pub logs: Vec<LogReport>,
+    /// The devices of namespaces on several; an earlier node reports none.
+    #[serde(default)]
+    pub devices: Vec<DeviceLoadReport>,
 }
 
 /// The values in pieces of a namespace, and what compaction did; its counts are since the namespace was opened.
@@ -493,6 +497,7 @@ impl SchedulingReport {
             compacted: Vec::new(),
             trees: Vec::new(),
             logs: Vec::new(),
+            devices: Vec::new(),
         }
     }
 }

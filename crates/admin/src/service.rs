@@ -8,6 +8,7 @@ use crate::api_types::{
     AddNamespace, AnaGroupStatus, DeviceSummary, ExistingDataMode, NamespaceSummary, NamespaceType,
     NodeCoreStatus, NodeStatus,
 };
+use crate::device_load_report::DeviceLoadReport;
 use crate::device_names::DeviceNames;
 use crate::log_report::LogReport;
 use crate::scheduling_api::{
@@ -460,6 +461,7 @@ impl AdminService {
             compacted: namespaces.iter().filter_map(CompactionReport::of).collect(),
             trees: namespaces.iter().flat_map(TreeReport::all_of).collect(),
             logs: namespaces.iter().flat_map(LogReport::all_of).collect(),
+            devices: namespaces.iter().flat_map(DeviceLoadReport::all_of).collect(),
             ..SchedulingReport::from_interval(&interval)
         })
     }

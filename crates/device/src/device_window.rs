@@ -57,6 +57,9 @@ impl Device for DeviceWindow {
     fn now(&self) -> Option<Nanos> {
         self.inner.now()
     }
+    fn is_available(&self) -> bool {
+        self.inner.is_available()
+    }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
         match self.inner_lba(at, buffer.len()) {
             Some(at) => self.inner.read(at, buffer),

@@ -11,12 +11,13 @@
 //! | `Error` | the operation fails with an error code |
 //! | `NoSpace` | a write fails with [`DeviceError::NoSpace`] |
 //! | `Slow` | the operation completes only after a number of polls of its future |
+//! | `Hang` | the operation is not executed, and does not complete; its buffer stays with it |
 
 use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
 use octokv_base::prng::mix64;
 use octokv_base::{Buffer, Lba};
 use std::cell::RefCell;
-use std::future::{Future, poll_fn};
+use std::future::{Future, pending, poll_fn};
 use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
@@ -56,6 +57,8 @@ pub enum InjectedFault {
         /// The number of additional polls.
         polls: u32,
     },
+    /// The operation is not executed, and does not complete.
+    Hang,
 }
 
 /// A fault and the operations that it applies to.
@@ -104,7 +107,7 @@ impl FaultPlan {
             InjectedFault::BitFlip { .. } => rule.filter == OpFilter::Read,
             InjectedFault::Misdirected { .. } | InjectedFault::NoSpace => rule.filter == OpFilter::Write,
             InjectedFault::Lost => rule.filter != OpFilter::Read,
-            InjectedFault::Error(_) | InjectedFault::Slow { .. } => true,
+            InjectedFault::Error(_) | InjectedFault::Slow { .. } | InjectedFault::Hang => true,
         };
         assert!(is_applicable, "{:?} has no effect on a {:?}", rule.fault, rule.filter);
         self.0.borrow_mut().push(rule);
@@ -153,6 +156,13 @@ fn fail_with(buffer: Option<Buffer>, error: DeviceError) -> DeviceFuture {
     DeviceFuture::ready(IoResult { buffer, result: Err(error) })
 }
 
+fn hang(buffer: Option<Buffer>) -> DeviceFuture {
+    DeviceFuture::boxed(async move {
+        pending::<()>().await;
+        IoResult { buffer, result: Ok(()) }
+    })
+}
+
 fn delay_by_polls(pending: DeviceFuture, polls: u32) -> DeviceFuture {
     let (mut pending, mut left) = (Box::pin(pending), polls);
     DeviceFuture::boxed(poll_fn(move |context| {
@@ -179,6 +189,7 @@ impl Device for FaultDevice {
         match self.plan.next_fault(OpFilter::Read, at, self.block_count(&buffer)) {
             Some(InjectedFault::Error(code)) => fail_with(Some(buffer), DeviceError::Io(code)),
             Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.read(at, buffer), polls),
+            Some(InjectedFault::Hang) => hang(Some(buffer)),
             Some(InjectedFault::BitFlip { seed }) => {
                 let pending = self.inner.read(at, buffer);
                 DeviceFuture::boxed(async move {
@@ -202,6 +213,7 @@ impl Device for FaultDevice {
             }
             Some(InjectedFault::Misdirected { to }) => self.inner.write(to, buffer),
             Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.write(at, buffer), polls),
+            Some(InjectedFault::Hang) => hang(Some(buffer)),
             _ => self.inner.write(at, buffer),
         }
     }
@@ -212,6 +224,7 @@ impl Device for FaultDevice {
         match self.plan.next_fault(OpFilter::Flush, Lba(0), 0) {
             Some(InjectedFault::Error(code)) => fail_with(None, DeviceError::Io(code)),
             Some(InjectedFault::Slow { polls }) => delay_by_polls(self.inner.flush(), polls),
+            Some(InjectedFault::Hang) => hang(None),
             Some(InjectedFault::Lost) => DeviceFuture::ready(IoResult { buffer: None, result: Ok(()) }),
             _ => self.inner.flush(),
         }

@@ -32,6 +32,15 @@ impl FileDevice {
         self
     }
 
+    /// The same device, of whose operations at most `depth` are in flight.
+    ///
+    /// # Panics
+    /// If `depth` is 0.
+    pub fn with_depth(self, depth: usize) -> FileDevice {
+        self.channel.bound(self.file, depth);
+        self
+    }
+
     /// The same device, which reports the blocks of `source` that were never written. REQUIRES: `source` is the device's.
     pub fn with_unwritten_of(mut self, source: DeviceSource) -> FileDevice {
         self.source = Some(source);

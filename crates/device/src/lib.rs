@@ -8,6 +8,7 @@
 //! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors and delays.
 //! - [`late_memory`]: memory whose writes another core can see before they are done.
 //! - [`device_window`]: a device behind the first blocks of another one.
+//! - [`supervised`]: a device with a time-out and a depth. [`health`]: whether it has failed, and what it did.
 //! - [`unavailable`]: in place of a device that could not be opened.
 //! - [`power_loss`]: a disk for tests that can lose power at any write or flush. (The simulator's disks are those of
 //!   `octokv_runtime::simulated`.) [`disk_image`]: its contents, of which a copy is cheap.
@@ -16,10 +17,12 @@ pub mod device_window;
 pub mod disk_image;
 pub mod fault_injection;
 pub mod file;
+pub mod health;
 pub mod late_memory;
 pub mod memory;
 pub mod power_loss;
 pub mod ssd_model;
+pub mod supervised;
 pub mod unavailable;
 
 pub use file::FileDevice;
@@ -124,6 +127,10 @@ pub trait Device {
     /// The time of its core, if it has a clock: what latencies of operations are measured by.
     fn now(&self) -> Option<Nanos> {
         None
+    }
+    /// Whether its operations are tried: false once the device has failed.
+    fn is_available(&self) -> bool {
+        true
     }
     /// Fills `buffer` from the blocks at `at`. REQUIRES: the buffer's length is whole blocks.
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture;

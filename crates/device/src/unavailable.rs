@@ -27,6 +27,9 @@ impl Device for UnavailableDevice {
     fn name(&self) -> &str {
         &self.name
     }
+    fn is_available(&self) -> bool {
+        false
+    }
     fn read(&self, _at: Lba, buffer: Buffer) -> DeviceFuture {
         unavailable(Some(buffer))
     }

@@ -122,6 +122,8 @@ pub enum InjectedBug {
     SpanIgnoreIndex,
     /// A flush of several devices flushes one.
     SpanFlushOne,
+    /// A volume on several devices goes on with one that has failed.
+    SpanIgnoreFailure,
     /// A listing of several devices ends with the first that has no more keys.
     SpanListEndsEarly,
 }

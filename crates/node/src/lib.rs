@@ -55,8 +55,8 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ExistingDataPolicy, ITERATOR_IDLE_MIN,
-    NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIME_OUT_MIN, DeviceConfig, ExistingDataPolicy,
+    ITERATOR_IDLE_MIN, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
     default_compact_bytes_per_second,
 };
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange, OnCompacted};
@@ -68,5 +68,6 @@ pub use namespace_open::{namespace_info, upgrade_devices, verify_devices};
 pub use namespace_status::{DeviceStatus, NamespaceStatus};
 pub use node::{RunningNode, start};
 pub use node_core::{CoreParts, NodeCore};
+pub use octokv_device::health::{DeviceLoad, OperationLoad};
 pub use octokv_sys::file::DeviceOpenError;
 pub use reactor::{CoreMessage, SimulatedCosts};

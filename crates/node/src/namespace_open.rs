@@ -15,8 +15,10 @@ use crate::config::{
 use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume, OpenDevice};
 use crate::error::{CloseError, StartError};
 use crate::namespace_status::DeviceStatus;
-use octokv_base::{BufferPool, SharedSum};
+use octokv_base::{BufferPool, Nanos, SharedSum};
+use octokv_device::health::DeviceHealth;
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
+use octokv_device::supervised::SupervisedDevice;
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
@@ -45,6 +47,17 @@ pub(crate) struct NamespaceDevice {
     storage: Storage,
     /// The SSD model whose latencies the device emulates, if one is configured.
     drive_model: Option<SharedSsdModel>,
+    /// How one of several devices is supervised.
+    supervision: Option<DeviceSupervision>,
+}
+
+/// The supervision of one of several devices.
+#[derive(Clone)]
+struct DeviceSupervision {
+    health: Arc<DeviceHealth>,
+    time_out: Nanos,
+    /// The devices of its namespace.
+    devices: usize,
 }
 
 #[derive(Clone)]
@@ -56,6 +69,10 @@ enum Storage {
 }
 
 impl NamespaceDevice {
+    fn new(storage: Storage, drive_model: Option<SharedSsdModel>) -> NamespaceDevice {
+        NamespaceDevice { storage, drive_model, supervision: None }
+    }
+
     /// Opens the device. The flag says whether it may be formatted: see [`Storage::open`]; memory that emulates a
     /// drive always may.
     fn open(
@@ -63,7 +80,7 @@ impl NamespaceDevice {
         drive: Option<&DriveProfile>,
     ) -> Result<(NamespaceDevice, bool), StartError> {
         let (storage, is_new) = Storage::open(config)?;
-        let Some(drive) = drive else { return Ok((NamespaceDevice { storage, drive_model: None }, is_new)) };
+        let Some(drive) = drive else { return Ok((NamespaceDevice::new(storage, None), is_new)) };
         let (bytes, block_bytes) = storage.size();
         if bytes > drive.capacity_bytes {
             let why = format!(
@@ -76,19 +93,22 @@ impl NamespaceDevice {
         let model = SsdModel::new(*drive, block_bytes);
         let model = if is_new { model } else { model.prefilled() };
         tracing::info!(device = storage.name(), drive = drive.product, "emulating a drive's latency");
-        Ok((NamespaceDevice { storage, drive_model: Some(Arc::new(Mutex::new(model))) }, is_new))
+        Ok((NamespaceDevice::new(storage, Some(Arc::new(Mutex::new(model)))), is_new))
     }
 
     fn name(&self) -> String {
         self.storage.name()
     }
 
-    /// Opens the devices of a namespace. The flag says whether they may be formatted: all are new. Of several, one that has failed does not keep the
-    /// others from being opened.
+    /// Opens the devices of a namespace. The flag says whether they may be formatted: all are new. Several are supervised, and one of them that has failed
+    /// does not keep the others from being opened.
     ///
     /// # Errors
     /// A device does not open; one of several has not failed, but is in use or none.
-    fn open_all(config: &NamespaceConfig) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
+    fn open_all(
+        config: &NamespaceConfig,
+        options: &NamespaceOpenOptions,
+    ) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
         let exists =
             |device: &DeviceConfig| matches!(device, DeviceConfig::File { path, .. } if path.exists());
         let is_checked = config.existing_data == ExistingDataPolicy::Check;
@@ -109,11 +129,19 @@ impl NamespaceDevice {
                 }
                 Err(StartError::Device { name, error }) if is_kept && is_failure(&error) => {
                     let storage = Storage::Unavailable(name, error.to_string());
-                    devices.push(NamespaceDevice { storage, drive_model: None });
+                    devices.push(NamespaceDevice::new(storage, None));
                     are_new = false;
                 }
                 Err(error) => return Err(error),
             }
+        }
+        if devices.len() > 1 {
+            let (time_out, count) = (options.device_time_out, devices.len());
+            let supervise = |device: &mut NamespaceDevice| {
+                let supervision = DeviceSupervision { health: Arc::default(), time_out, devices: count };
+                device.supervision = Some(supervision);
+            };
+            devices.iter_mut().for_each(supervise);
         }
         Ok((devices, are_new))
     }
@@ -139,10 +167,19 @@ fn open_for_core(devices: &[NamespaceDevice], handle: &ReactorHandle) -> io::Res
 
 impl OpenDevice for NamespaceDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        let device = self.storage.open_for_core(&handle.devices())?;
-        Ok(match &self.drive_model {
+        // One of several that hangs leaves most of the core's queue to the others.
+        let channel = handle.devices();
+        let part_of = |supervision: &DeviceSupervision| (channel.concurrency() / supervision.devices).max(1);
+        let device = self.storage.open_for_core(&channel, self.supervision.as_ref().map(part_of))?;
+        let device: Rc<dyn Device> = match &self.drive_model {
             None => device,
             Some(model) => Rc::new(SimulatedSsd::new(device, Arc::clone(model), handle.clone())),
+        };
+        Ok(match &self.supervision {
+            None => device,
+            Some(DeviceSupervision { health, time_out, .. }) => {
+                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *time_out))
+            }
         })
     }
 }
@@ -192,8 +229,8 @@ impl Storage {
         }
     }
 
-    /// One core's view of the storage.
-    fn open_for_core(&self, channel: &DeviceHandle) -> io::Result<Rc<dyn Device>> {
+    /// One core's view of the storage, with at most `depth` operations in flight, if that is bounded.
+    fn open_for_core(&self, channel: &DeviceHandle, depth: Option<usize>) -> io::Result<Rc<dyn Device>> {
         Ok(match self {
             Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
             Storage::Unavailable(name, _) => Rc::new(UnavailableDevice::new(name.clone())),
@@ -202,7 +239,11 @@ impl Storage {
                 let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
                 let device = FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name());
                 let device = device.with_preferred_write(media.preferred_write_bytes);
-                Rc::new(device.with_unwritten_of(media.clone()))
+                let device = device.with_unwritten_of(media.clone());
+                Rc::new(match depth {
+                    None => device,
+                    Some(depth) => device.with_depth(depth),
+                })
             }
         })
     }
@@ -213,6 +254,7 @@ impl Storage {
 pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
+    pub device_time_out: Nanos,
     pub durability: Durability,
     /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
     pub compact_bytes_per_second: Option<u64>,
@@ -230,6 +272,7 @@ impl NamespaceOpenOptions {
         NamespaceOpenOptions {
             driver: config.driver,
             device_depth: config.device_depth,
+            device_time_out: config.device_time_out,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
             scrub_bytes_per_second: config.scrub_bytes_per_second,
@@ -257,7 +300,7 @@ impl OpenNamespace {
         config: &NamespaceConfig,
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, StartError> {
-        let (namespace_devices, are_new) = NamespaceDevice::open_all(config)?;
+        let (namespace_devices, are_new) = NamespaceDevice::open_all(config, &options)?;
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
         let devices = open_for_core(&namespace_devices, &handle).map_err(StartError::System)?;
         let volume = match &config.command_set {
@@ -278,8 +321,12 @@ impl OpenNamespace {
         let opened = OpenNamespace { config: config.clone(), volume, devices: namespace_devices };
         for DeviceStatus { name, failure, .. } in opened.device_statuses() {
             if let Some(why) = failure {
-                tracing::error!(device = name, why, "the device is not available: its keys are not served");
+                log_failure(&name, &why);
             }
+        }
+        // Those that failed just now are known.
+        for (_, health) in opened.supervised() {
+            health.take_unreported();
         }
         Ok(opened)
     }
@@ -297,15 +344,40 @@ impl OpenNamespace {
         }
     }
 
+    /// The devices that are supervised, with the health of each.
+    fn supervised(&self) -> impl Iterator<Item = (&NamespaceDevice, &DeviceHealth)> {
+        self.devices.iter().filter_map(|device| {
+            let supervision = device.supervision.as_ref()?;
+            Some((device, &*supervision.health))
+        })
+    }
+
+    /// Logs the devices that failed since the last call. Whether there are any.
+    pub fn log_failures(&self) -> bool {
+        let mut any = false;
+        for (device, health) in self.supervised() {
+            if let Some(failure) = health.take_unreported() {
+                log_failure(&device.name(), &failure.to_string());
+                any = true;
+            }
+        }
+        any
+    }
+
     /// Its devices by name, if they are several.
     pub fn device_statuses(&self) -> Vec<DeviceStatus> {
         let NamespaceVolume::Kv(volume) = &self.volume else { return Vec::new() };
         let status = |(device, report): (&NamespaceDevice, DeviceReport)| {
+            let health = device.supervision.as_ref().map(|supervision| &supervision.health);
             let failure = match &device.storage {
                 Storage::Unavailable(_, why) => Some(why.clone()),
-                Storage::Memory(_) | Storage::File(_) => report.failure.map(|error| error.to_string()),
+                Storage::Memory(_) | Storage::File(_) => {
+                    let of_volume = report.failure.map(|error| error.to_string());
+                    of_volume.or_else(|| Some(health?.failure()?.to_string()))
+                }
             };
-            DeviceStatus { name: device.name(), failure, report }
+            let load = health.map(|health| health.load()).unwrap_or_default();
+            DeviceStatus { name: device.name(), failure, report, load }
         };
         self.devices.iter().zip(volume.device_reports()).map(status).collect()
     }
@@ -364,6 +436,10 @@ impl OpenNamespace {
                 .map_err(|error| CloseError::Flush { name: self.name(), error }),
         }
     }
+}
+
+fn log_failure(device: &str, why: &str) {
+    tracing::error!(device, why, "the device is not available: its keys are not served");
 }
 
 /// A device queue and timers for the calling thread alone.
@@ -540,6 +616,7 @@ mod tests {
         let options = NamespaceOpenOptions {
             driver: DeviceDriver::Threads,
             device_depth: 1,
+            device_time_out: Nanos::from_secs(30),
             durability: Durability::PowerSafe,
             compact_bytes_per_second: Some(0),
             scrub_bytes_per_second: 0,

@@ -1,6 +1,7 @@
 //! A namespace as an operator sees it: its configuration, and what its engine says.
 
 use crate::config::NamespaceConfig;
+use octokv_device::health::DeviceLoad;
 use octokv_engine::{CacheStatistics, CompactionStatistics, DeviceReport, TreeStatistics};
 
 /// One of several devices of a namespace.
@@ -12,6 +13,8 @@ pub struct DeviceStatus {
     pub failure: Option<String>,
     /// What the volume says of it.
     pub report: DeviceReport,
+    /// What it did since it was opened.
+    pub load: DeviceLoad,
 }
 
 /// A namespace as an operator sees it.

@@ -376,6 +376,12 @@ impl RunningNode {
         })
     }
 
+    /// Logs the devices that failed since the last call. Whether there are any.
+    pub fn log_device_failures(&self) -> bool {
+        // All of them are asked.
+        lock(&self.namespaces).values().filter(|namespace| namespace.log_failures()).count() > 0
+    }
+
     /// Whether one of several devices of a namespace is not available, or only read.
     pub fn is_degraded(&self) -> bool {
         let namespaces = lock(&self.namespaces);

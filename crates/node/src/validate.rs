@@ -3,8 +3,8 @@
 //! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
 use crate::config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DeviceConfig, ITERATOR_IDLE_MIN, NAMESPACE_ID_MAX,
-    NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIME_OUT_MIN, DeviceConfig, ITERATOR_IDLE_MIN,
+    NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
 use crate::error::StartError;
 use crate::namespace_open::OpenNamespace;
@@ -46,6 +46,9 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     }
     if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
         return invalid("device_depth, requests_max, connections_max", "must be at least 1");
+    }
+    if config.device_time_out < DEVICE_TIME_OUT_MIN {
+        return invalid("device_time_out", "must be at least one second");
     }
     if config.requests_max > REQUESTS_MAX {
         return invalid("requests_max", &format!("must be at most {REQUESTS_MAX}"));

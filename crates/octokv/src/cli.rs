@@ -76,7 +76,7 @@ pub enum CliCommand {
     ///
     /// Each flag overrides its setting in the configuration file. octokv.example.toml documents all settings, including
     /// those without a flag, with their defaults.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Add, remove and list the namespaces of a running node.
     ///
     /// Changes are saved in the node's state file and survive restarts: docs/ADMINISTRATION.md.
@@ -176,6 +176,9 @@ pub struct ServeArgs {
     /// Time after which an iterator that its host does not use ends, in seconds.
     #[arg(long, value_name = "SECONDS")]
     pub iterator_idle_s: Option<u64>,
+    /// Time after which one of several devices of a namespace has failed if an operation does not end, in seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub device_timeout_s: Option<u64>,
     /// Engine lsm: values that an iterator reads ahead, 0 to 64, or `auto`: by the latency of reads and the pace of the host.
     #[arg(long, value_name = "VALUES")]
     pub value_prefetch: Option<PrefetchSetting>,

@@ -52,6 +52,7 @@ pub struct ConfigFile {
     pub durability: DurabilityChoice,
     pub driver: DriverChoice,
     pub device_depth: usize,
+    pub device_timeout_s: u64,
     pub listen: Vec<SocketAddr>,
     pub nqn: String,
     pub serial: String,
@@ -107,6 +108,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "durability",
     "driver",
     "device_depth",
+    "device_timeout_s",
     "listen",
     "nqn",
     "serial",
@@ -223,6 +225,7 @@ impl Default for ConfigFile {
                 DeviceDriver::Threads => DriverChoice::Threads,
             },
             device_depth: node.device_depth,
+            device_timeout_s: node.device_time_out.0 / NANOS_PER_SECOND,
             listen: node.listen.clone(),
             nqn: node.nqn.clone(),
             serial: target.serial.clone(),
@@ -310,6 +313,7 @@ impl ConfigFile {
         over(&mut self.compact_bytes_per_second, &flags.compact_bytes_per_second);
         over(&mut self.scrub_bytes_per_second, &flags.scrub_bytes_per_second);
         over(&mut self.iterator_idle_s, &flags.iterator_idle_s);
+        over(&mut self.device_timeout_s, &flags.device_timeout_s);
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
@@ -386,6 +390,7 @@ impl ConfigFile {
         }
         check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
         check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
+        check_range("device_timeout_s", &self.device_timeout_s, 1, 3_600, "1 to 3600")?;
         check_range("requests_max", &self.requests_max, 1, octokv_node::REQUESTS_MAX, "1 to 16777216")?;
         check_range("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
         check_range("controllers_max", &self.controllers_max, 1, 0xff00, "1 to 65280")?;
@@ -504,6 +509,7 @@ impl ConfigFile {
                 DriverChoice::Threads => DeviceDriver::Threads,
             },
             device_depth: self.device_depth,
+            device_time_out: Nanos::from_secs(self.device_timeout_s),
             buffer_bytes: self.buffer_bytes.0 as usize,
             connections_max: self.connections_max,
             requests_max: self.requests_max,

@@ -151,6 +151,8 @@ fn invalid_values_fail_with_their_key() {
         ("chunk_bytes = \"32MiB\"", "chunk_bytes"),
         ("iterator_idle_s = 0", "iterator_idle_s"),
         ("iterator_idle_s = 86401", "iterator_idle_s"),
+        ("device_timeout_s = 0", "device_timeout_s"),
+        ("device_timeout_s = 3601", "device_timeout_s"),
         ("value_prefetch = 65", "value_prefetch"),
         ("serial = \"0123456789012345678901\"", "serial"),
     ];

@@ -5,6 +5,7 @@ use crate::arg_parsers::{parse_finite, parse_host_nqn};
 use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use clap::{Args, Subcommand};
+use octokv_admin::device_load_report::{DeviceLoadReport, OperationLoadReport};
 use octokv_admin::http_client::{self, AdminClientError};
 use octokv_admin::log_report::LogReport;
 use octokv_admin::scheduling_api::{
@@ -277,6 +278,9 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
     if !interval.caches.is_empty() || !interval.prepared.is_empty() || !interval.compacted.is_empty() {
         writeln!(out)?;
     }
+    for device in &interval.devices {
+        print_device(&mut out, device)?;
+    }
     for tree in &interval.trees {
         print_tree(&mut out, tree)?;
     }
@@ -290,6 +294,26 @@ fn print_interval(interval: &SchedulingReport) -> CliResult {
 /// The device in a headline, if there are several.
 fn device_name(device: Option<u16>) -> String {
     device.map_or_else(String::new, |index| format!(", device {index}"))
+}
+
+fn print_device(out: &mut impl Write, device: &DeviceLoadReport) -> CliResult {
+    let DeviceLoadReport { nsid, index, device: name, failure, reads, writes, flushes, errors, in_flight } =
+        device;
+    write!(out, "\ndevice {index} of namespace {nsid}, {name}")?;
+    match failure {
+        Some(why) => writeln!(out, ": NOT AVAILABLE: {why}")?,
+        None => writeln!(out)?,
+    }
+    for (what, load) in [("reads", reads), ("writes", writes), ("flushes", flushes)] {
+        let OperationLoadReport { operations, bytes, mean_us, max_us } = *load;
+        write!(out, "  {operations} {what}")?;
+        if bytes > 0 {
+            write!(out, " of {}", Size(bytes))?;
+        }
+        writeln!(out, ": mean {mean_us:.0} us, longest {max_us:.0} us")?;
+    }
+    writeln!(out, "  {errors} failed, {in_flight} in flight")?;
+    Ok(())
 }
 
 fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {

@@ -171,6 +171,10 @@ pub trait DeviceQueue {
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation);
     /// Starts the submitted operations and appends the completed ones, each with its token.
     fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>);
+    /// The most operations that proceed at the same time: further ones wait, of whatever device the others are.
+    fn concurrency(&self) -> usize {
+        usize::MAX
+    }
     /// The number of operations submitted and not yet returned by `poll`.
     fn in_flight(&self) -> usize;
     /// An eventfd that is signalled by completions after a `poll` that returned none; a sleeping reactor waits on it.
@@ -193,9 +197,23 @@ struct OpSlot {
     state: OpState,
     /// The future was dropped: `complete` frees the slot.
     is_abandoned: bool,
+    /// Of an operation in flight, the bound that it counts for; [`UNBOUNDED`] if there is none.
+    bound: u32,
     waker: Option<Waker>,
     /// Of a completed operation; without a buffer otherwise.
     completion: IoCompletion,
+}
+
+/// The bound of an operation on a device that has none.
+const UNBOUNDED: u32 = u32::MAX;
+
+/// The operations of one device of which not more than `depth` are at the queue or wait for it.
+struct DeviceBound {
+    file: FileId,
+    depth: usize,
+    in_flight: usize,
+    /// Those that wait for it, in order, in state `Queued`.
+    queued: VecDeque<(u32, IoOperation)>,
 }
 
 struct DeviceHandleInner {
@@ -206,6 +224,8 @@ struct DeviceHandleInner {
     free: Vec<u32>,
     /// Operations in state `Queued`, in order, each with its slot.
     queued: VecDeque<(u32, FileId, IoOperation)>,
+    /// Of the devices that have one: usually none. Those of closed devices have no file.
+    bounds: Vec<Option<DeviceBound>>,
     completions: Vec<(u32, IoCompletion)>,
 }
 
@@ -230,8 +250,15 @@ impl DeviceHandle {
             slots: Vec::with_capacity(2 * depth),
             free: Vec::with_capacity(2 * depth),
             queued: VecDeque::with_capacity(depth),
+            bounds: Vec::new(),
             completions: Vec::with_capacity(depth),
         })))
+    }
+
+    /// The most operations that proceed at the same time.
+    pub fn concurrency(&self) -> usize {
+        let inner = self.0.borrow();
+        inner.depth.min(inner.queue.concurrency())
     }
 
     /// Opens a device on this core.
@@ -242,11 +269,27 @@ impl DeviceHandle {
         self.0.borrow_mut().queue.open(source)
     }
 
+    /// Keeps at most `depth` operations of a device in flight, so that it leaves the others of the queue to other devices although it hangs. REQUIRES: none
+    /// of its operations is in flight.
+    ///
+    /// # Panics
+    /// If `depth` is 0.
+    pub fn bound(&self, file: FileId, depth: usize) {
+        assert!(depth > 0, "a device without operations");
+        let bound = DeviceBound { file, depth, in_flight: 0, queued: VecDeque::new() };
+        let bounds = &mut self.0.borrow_mut().bounds;
+        match bounds.iter_mut().find(|slot| slot.is_none()) {
+            Some(free) => *free = Some(bound),
+            None => bounds.push(Some(bound)),
+        }
+    }
+
     /// Closes a device. Its queued operations fail with EBADF; those in flight complete.
     ///
     /// REQUIRES: as [`DeviceHandle::poll`].
     pub fn close(&self, file: FileId) {
         let mut inner = self.0.borrow_mut();
+        inner.release_queued(file);
         for index in (0..inner.queued.len()).rev() {
             if inner.queued[index].1 == file
                 && let Some((slot, _, operation)) = inner.queued.remove(index)
@@ -270,6 +313,9 @@ impl DeviceHandle {
     pub fn submit(&self, file: FileId, operation: IoOperation) -> CompletionFuture {
         let mut inner = self.0.borrow_mut();
         let slot = inner.take_slot();
+        let Some(operation) = inner.enter_bound(slot, file, operation) else {
+            return CompletionFuture { devices: DeviceHandle(Rc::clone(&self.0)), slot };
+        };
         if inner.in_flight < inner.depth && inner.queued.is_empty() {
             inner.start(slot, file, operation);
         } else {
@@ -308,7 +354,8 @@ impl DeviceHandle {
     /// The number of operations not completed, queued ones included.
     pub fn in_flight(&self) -> usize {
         let inner = self.0.borrow();
-        inner.in_flight + inner.queued.len()
+        let bounded = inner.bounds.iter().flatten().map(|bound| bound.queued.len()).sum::<usize>();
+        inner.in_flight + inner.queued.len() + bounded
     }
 
     /// See [`DeviceQueue::completion_eventfd`].
@@ -330,8 +377,55 @@ impl DeviceHandleInner {
     fn add_slot(&mut self) -> u32 {
         assert!(self.slots.len() < OPERATIONS_MAX, "{OPERATIONS_MAX} device operations on one core");
         let completion = IoCompletion { buffer: None, result: Ok(()) };
-        self.slots.push(OpSlot { state: OpState::Free, is_abandoned: false, waker: None, completion });
+        let (state, is_abandoned, bound, waker) = (OpState::Free, false, UNBOUNDED, None);
+        self.slots.push(OpSlot { state, is_abandoned, bound, waker, completion });
         (self.slots.len() - 1) as u32
+    }
+
+    /// Counts an operation for the bound of its device, if that has one. `None` if it has to wait there.
+    #[inline]
+    fn enter_bound(&mut self, slot: u32, file: FileId, operation: IoOperation) -> Option<IoOperation> {
+        if self.bounds.is_empty() {
+            return Some(operation);
+        }
+        let of_file = |bound: &Option<DeviceBound>| bound.as_ref().is_some_and(|bound| bound.file == file);
+        let Some(at) = self.bounds.iter().position(of_file) else { return Some(operation) };
+        let bound = self.bounds[at].as_mut().expect("it has the file");
+        if bound.in_flight == bound.depth {
+            self.slots[slot as usize].state = OpState::Queued;
+            bound.queued.push_back((slot, operation));
+            return None;
+        }
+        bound.in_flight += 1;
+        self.slots[slot as usize].bound = at as u32;
+        Some(operation)
+    }
+
+    /// Ends the count of an operation for a bound; the next one that waits there takes its place among those for the queue.
+    #[cold]
+    fn leave_bound(&mut self, at: u32) {
+        let Some(bound) = &mut self.bounds[at as usize] else { return };
+        let Some((slot, operation)) = bound.queued.pop_front() else {
+            bound.in_flight -= 1;
+            return;
+        };
+        self.slots[slot as usize].bound = at;
+        self.queued.push_back((slot, bound.file, operation));
+    }
+
+    /// Ends the bound of a device that is closed: what waits there waits for the queue.
+    fn release_queued(&mut self, file: FileId) {
+        let of_file = |slot: &&mut Option<DeviceBound>| slot.as_ref().is_some_and(|bound| bound.file == file);
+        let Some(bound) = self.bounds.iter_mut().find(of_file).and_then(Option::take) else { return };
+        // The place may become another device's.
+        for entry in &mut self.slots {
+            let is_its = entry.bound != UNBOUNDED && self.bounds[entry.bound as usize].is_none();
+            entry.bound = if is_its { UNBOUNDED } else { entry.bound };
+        }
+        self.queued.extend(bound.queued.into_iter().map(|(slot, operation)| (slot, file, operation)));
+        if self.bounds.iter().all(Option::is_none) {
+            self.bounds.clear();
+        }
     }
 
     #[inline]
@@ -361,13 +455,22 @@ impl DeviceHandleInner {
             "completion for slot {slot}, which has no operation in flight"
         );
         self.in_flight -= 1;
-        if entry.is_abandoned {
-            self.release(slot);
-            return None;
+        let bound = std::mem::replace(&mut entry.bound, UNBOUNDED);
+        let waker = match entry.is_abandoned {
+            true => {
+                self.release(slot);
+                None
+            }
+            false => {
+                entry.state = OpState::Completed;
+                entry.completion = completed;
+                entry.waker.take()
+            }
+        };
+        if bound != UNBOUNDED {
+            self.leave_bound(bound);
         }
-        entry.state = OpState::Completed;
-        entry.completion = completed;
-        entry.waker.take()
+        waker
     }
 
     /// Frees a slot. Its waker and its buffer were taken, or are dropped by the caller.

@@ -138,6 +138,10 @@ fn execute(file: &DeviceFile, operation: IoOperation) -> IoCompletion {
 }
 
 impl DeviceQueue for ThreadQueue {
+    fn concurrency(&self) -> usize {
+        self.workers.len()
+    }
+
     fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
         Ok(FileId(self.files.insert(source.kernel_file()?) as u32))
     }

@@ -2,9 +2,11 @@
 
 use crate::common::{SCRATCH_BYTES, ScratchFile, drivers, wait};
 use octokv_base::{Buffer, Prng};
+use octokv_runtime::device_queue::{DeviceQueue, FileId};
 use octokv_runtime::simulated::{SimDiskConfig, SimEnv, SimEnvConfig};
 use octokv_runtime::{
-    CoreWaker, DeviceDriver, DeviceHandle, DeviceSource, IoOperation, block_on, open_device_queue,
+    CoreWaker, DeviceDriver, DeviceHandle, DeviceSource, IoCompletion, IoOperation, block_on,
+    open_device_queue,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,6 +14,8 @@ use std::rc::Rc;
 /// The errors of a transfer beyond the device's end: the kernel's, and the simulated disk's.
 const EIO: i32 = 5;
 const EINVAL: i32 = 22;
+/// That of what waits for a device that is closed.
+const EBADF: i32 = 9;
 
 fn buffer(seed: u64, bytes: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(bytes);
@@ -319,4 +323,117 @@ fn auto_selects_the_available_driver() {
     let (queue, chosen) = open_device_queue(DeviceDriver::Auto, 8, &core_waker).unwrap();
     assert_eq!(chosen, drivers()[0]);
     assert_eq!(queue.completion_eventfd().is_some(), chosen == DeviceDriver::Uring);
+}
+
+/// A queue whose operations complete when the test says so.
+#[derive(Clone, Default)]
+struct ManualQueue(Rc<RefCell<ManualState>>);
+
+#[derive(Default)]
+struct ManualState {
+    /// The operations that have begun: token, device, offset.
+    begun: Vec<(u32, FileId, u64)>,
+    completed: Vec<u32>,
+    files: u32,
+}
+
+impl ManualQueue {
+    /// The devices and offsets of the operations at the queue.
+    fn begun(&self) -> Vec<(u32, u64)> {
+        self.0.borrow().begun.iter().map(|&(_, file, offset)| (file.0, offset)).collect()
+    }
+
+    fn complete(&self, file: FileId, offset: u64) {
+        let state = &mut *self.0.borrow_mut();
+        let at = state.begun.iter().position(|&(_, of, at)| (of, at) == (file, offset)).expect("has begun");
+        state.completed.push(state.begun.remove(at).0);
+    }
+}
+
+impl DeviceQueue for ManualQueue {
+    fn open(&mut self, _source: &DeviceSource) -> std::io::Result<FileId> {
+        let files = &mut self.0.borrow_mut().files;
+        *files += 1;
+        Ok(FileId(*files))
+    }
+    fn close(&mut self, _file: FileId) {}
+    fn submit(&mut self, token: u32, file: FileId, operation: IoOperation) {
+        let IoOperation::Read { offset, .. } = operation else { panic!("only reads are used") };
+        self.0.borrow_mut().begun.push((token, file, offset));
+    }
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
+        let completed = std::mem::take(&mut self.0.borrow_mut().completed);
+        completions.extend(
+            completed.into_iter().map(|token| (token, IoCompletion { buffer: None, result: Ok(()) })),
+        );
+    }
+    fn in_flight(&self) -> usize {
+        self.0.borrow().begun.len()
+    }
+}
+
+#[test]
+fn a_bounded_device_that_hangs_leaves_the_queue_to_the_others() {
+    let (queue, scratch) = (ManualQueue::default(), ScratchFile::new("bounded"));
+    let devices = DeviceHandle::new(Box::new(queue.clone()), 8);
+    let [hung, other, free] = [0; 3].map(|_| devices.open(&scratch.source).unwrap());
+    devices.bound(hung, 3);
+    devices.bound(other, 2);
+    let read = |file, offset| devices.submit(file, IoOperation::Read { offset, buffer: Buffer::zeroed(512) });
+    let of_hung: Vec<_> = (0..20).map(|at| read(hung, at)).collect();
+    let mut of_other: Vec<_> = (0..4).map(|at| read(other, at)).collect();
+    let of_free: Vec<_> = (0..3).map(|at| read(free, at)).collect();
+    let first = [
+        (hung.0, 0),
+        (hung.0, 1),
+        (hung.0, 2),
+        (other.0, 0),
+        (other.0, 1),
+        (free.0, 0),
+        (free.0, 1),
+        (free.0, 2),
+    ];
+    assert_eq!((queue.begun(), devices.in_flight()), (first.to_vec(), 27));
+    // Those of the others follow each other in order, and nothing of the one that hangs begins.
+    queue.complete(other, 1);
+    assert_eq!(devices.poll(), 1);
+    assert_eq!(queue.begun().last(), Some(&(other.0, 2)));
+    drop(of_other.pop());
+    queue.complete(other, 0);
+    assert_eq!(devices.poll(), 1);
+    // A dropped future neither stops its operation nor frees its place early.
+    assert_eq!(queue.begun().last(), Some(&(other.0, 3)));
+    for at in 0..3 {
+        queue.complete(free, at);
+    }
+    assert_eq!((devices.poll(), queue.begun().len()), (3, 5));
+    queue.complete(other, 2);
+    queue.complete(other, 3);
+    assert_eq!((devices.poll(), queue.begun().len()), (2, 3));
+    let more: Vec<_> = (10..13).map(|at| read(other, at)).collect();
+    assert_eq!(queue.begun()[3..], [(other.0, 10), (other.0, 11)]);
+    // It ends one operation after all: the next one of it begins.
+    queue.complete(hung, 1);
+    assert_eq!((devices.poll(), queue.begun().last()), (1, Some(&(hung.0, 3))));
+    // Closed: what has not begun fails, and the bound ends with the operations that have.
+    devices.close(hung);
+    assert_eq!(devices.in_flight(), 3 + 3);
+    let failed = |of: octokv_runtime::CompletionFuture| block_on(of, || ()).result;
+    for (at, read) in of_hung.into_iter().enumerate() {
+        match at {
+            1 => assert_eq!(failed(read), Ok(())),
+            0 | 2 | 3 => drop(read),
+            _ => assert_eq!(failed(read), Err(EBADF), "{at}"),
+        }
+    }
+    let reopened = devices.open(&scratch.source).unwrap();
+    devices.bound(reopened, 1);
+    for at in [0, 2, 3] {
+        queue.complete(hung, at);
+    }
+    queue.complete(other, 10);
+    assert_eq!(devices.poll(), 4);
+    let again: Vec<_> = (0..2).map(|at| read(reopened, at)).collect();
+    assert_eq!(queue.begun(), [(other.0, 11), (other.0, 12), (reopened.0, 0)]);
+    drop((of_other, of_free, more, again));
 }

@@ -5,7 +5,8 @@
 use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
-use crate::scenario::{FaultKind, KvScenarioPlan, Scenario, ScheduledFault};
+use crate::scenario::{FaultKind, KvScenarioPlan, PhaseEnd, Scenario, ScheduledFault};
+use crate::sim_node::DEVICE_TIME_OUT;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
@@ -41,8 +42,17 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
             (host.commands_max, host.sessions) = (host.commands_max.min(4), host.sessions.min(2));
         }
     }
+    let disks = plan.nodes[0].devices as u64;
     for phase in &mut plan.phases {
-        if random.one_in(2) {
+        if random.one_in(3) {
+            let kind = FaultKind::HangDisk { node: 0, disk: random.below(disks) as usize };
+            let after_commands = random.below(30);
+            phase.faults.insert(0, ScheduledFault { after_commands, duration: DEVICE_TIME_OUT, kind });
+            // It has failed until the node is started again.
+            if matches!(phase.end, PhaseEnd::Quiesce) {
+                phase.end = PhaseEnd::Restart;
+            }
+        } else if random.one_in(2) {
             let kind = FaultKind::SlowDisk { node: 0, one_in: 10, delay_max: Nanos::from_millis(20) };
             let duration = Nanos::from_millis(between(random, 100, 2_000));
             phase.faults.insert(0, ScheduledFault { after_commands: 0, duration, kind });

@@ -92,7 +92,9 @@ impl FaultInjector {
                 self.sim.stop_host(self.clients[host], stop);
                 stopped = Some(host);
             }
-            FaultKind::SlowDisk { node, .. } | FaultKind::DiskErrors { node, .. } => {
+            FaultKind::SlowDisk { node, .. }
+            | FaultKind::DiskErrors { node, .. }
+            | FaultKind::HangDisk { node, .. } => {
                 self.disks[node].activate(fault.kind);
             }
         }
@@ -129,7 +131,9 @@ impl FaultInjector {
                 self.sim.start_host(self.clients[host]);
                 return Some(host);
             }
-            FaultKind::SlowDisk { node, .. } | FaultKind::DiskErrors { node, .. } => self.disks[node].clear(),
+            FaultKind::SlowDisk { node, .. }
+            | FaultKind::DiskErrors { node, .. }
+            | FaultKind::HangDisk { node, .. } => self.disks[node].clear(),
         }
         None
     }

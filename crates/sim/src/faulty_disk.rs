@@ -8,6 +8,7 @@ use octokv_base::{Buffer, Lba, Nanos, Prng};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
+use std::future::pending;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -26,6 +27,10 @@ struct ActiveFaults {
     is_lost: bool,
     rates: FailureRates,
     slow_one_in: Option<(u64, Nanos)>,
+    /// The disk that completes nothing that begins.
+    hung: Option<usize>,
+    /// Operations that will not complete.
+    hung_operations: u64,
     reads_failed: u64,
     operations_failed: u64,
     in_place: u64,
@@ -46,6 +51,8 @@ impl DiskFaults {
             is_lost: false,
             rates,
             slow_one_in: None,
+            hung: None,
+            hung_operations: 0,
             reads_failed: 0,
             operations_failed: 0,
             in_place: 0,
@@ -62,6 +69,7 @@ impl DiskFaults {
             FaultKind::DiskErrors {
                 read_one_in: reads, write_one_in: writes, flush_one_in: flushes, ..
             } => active.rates = FailureRates { reads, writes, flushes },
+            FaultKind::HangDisk { disk, .. } => active.hung = Some(disk),
             _ => {}
         }
     }
@@ -78,7 +86,17 @@ impl DiskFaults {
     /// Deactivates all faults except the loss of the disk.
     pub fn clear(&self) {
         let mut active = self.0.borrow_mut();
-        (active.rates, active.slow_one_in) = (FailureRates::default(), None);
+        (active.rates, active.slow_one_in, active.hung) = (FailureRates::default(), None, None);
+    }
+
+    /// Whether any operation failed so far, or will not complete.
+    pub fn has_failed(&self) -> bool {
+        self.operations_failed() + self.hung_operations() > 0
+    }
+
+    /// Operations so far that will not complete.
+    pub fn hung_operations(&self) -> u64 {
+        self.0.borrow().hung_operations
     }
 
     /// Reads failed so far.
@@ -139,6 +157,14 @@ impl DiskFaults {
         Some(active.random.one_in(2))
     }
 
+    /// Whether an operation of a disk that begins will not complete; counts it then.
+    fn hangs(&self, disk: usize) -> bool {
+        let mut active = self.0.borrow_mut();
+        let hangs = active.hung == Some(disk);
+        active.hung_operations += u64::from(hangs);
+        hangs
+    }
+
     fn draw_delay(&self) -> Option<Nanos> {
         let mut active = self.0.borrow_mut();
         let (one_in, most) = active.slow_one_in?;
@@ -150,17 +176,30 @@ impl DiskFaults {
 pub struct FaultyDisk {
     inner: Rc<dyn Device>,
     faults: DiskFaults,
+    /// Which of the node's disks it is.
+    disk: usize,
     handle: ReactorHandle,
 }
 
 impl FaultyDisk {
-    /// Wraps `beneath` with `faults`; delays are timers of the reactor of `handle`.
-    pub fn new(beneath: Rc<dyn Device>, faults: DiskFaults, handle: ReactorHandle) -> FaultyDisk {
-        FaultyDisk { inner: beneath, faults, handle }
+    /// Wraps a disk of a node with `faults`; delays are timers of the reactor of `handle`.
+    pub fn new(
+        beneath: Rc<dyn Device>,
+        (faults, disk): (DiskFaults, usize),
+        handle: ReactorHandle,
+    ) -> FaultyDisk {
+        FaultyDisk { inner: beneath, faults, disk, handle }
     }
 
     /// Starts an operation and may delay its end, or in memory its beginning.
     fn with_delay(&self, start: impl FnOnce(&dyn Device) -> DeviceFuture + 'static) -> DeviceFuture {
+        if self.faults.hangs(self.disk) {
+            return DeviceFuture::boxed(async move {
+                // The buffer stays with what does not begin.
+                let _kept = start;
+                pending().await
+            });
+        }
         let Some(span) = self.faults.draw_delay() else { return start(&*self.inner) };
         let handle = self.handle.clone();
         if self.inner.geometry().volatile && self.faults.0.borrow_mut().random.one_in(2) {

@@ -82,7 +82,9 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
             let histories = (0..plan.nodes.len()).map(|node| History::of_node(keys.clone(), node));
             KvWorkload {
                 keeps_connections: plan.keeps_connections,
-                keeps_iterators: plan.scenario == Scenario::Calm && plan.operator_interval.is_none(),
+                keeps_iterators: plan.scenario == Scenario::Calm
+                    && plan.operator_interval.is_none()
+                    && !plan.has_hung_disk(),
                 has_operator: plan.operator_interval.is_some(),
                 ..KvWorkload::new(histories.collect(), plan.load, faults.to_vec())
             }
@@ -272,6 +274,7 @@ impl ScenarioRunner for KvRunner {
     fn finish(&mut self) -> Result<(), String> {
         self.simulation.stats.scanned_pairs = self.simulation.workload.borrow().scans.pairs;
         self.simulation.stats.rejected_commands = self.simulation.workload.borrow().rejected_commands;
+        self.simulation.stats.unavailable_commands = self.simulation.workload.borrow().unavailable_commands;
         self.simulation.stats.admin_changes = self.operator.as_ref().map_or(0, Operator::changes);
         self.for_each_node(|runner, node| match runner.is_in_memory(node) {
             true => runner.verify_memory(node),
@@ -338,7 +341,7 @@ impl KvRunner {
         let task_result = self.simulation.node[node].start_clean_shutdown();
         match self.wait_result("the clean shutdown", &task_result)? {
             Ok(()) => {}
-            Err(_) if self.simulation.faults.disks()[node].operations_failed() > 0 => {}
+            Err(_) if self.simulation.faults.disks()[node].has_failed() => {}
             Err(fault) => return Err(format!("clean shutdown failed: {fault}")),
         }
         self.stop(node, HostFailure::ProcessKilled);

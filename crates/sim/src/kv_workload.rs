@@ -35,6 +35,8 @@ pub struct KvWorkload {
     pub has_operator: bool,
     /// Commands rejected because of a change by the operator.
     pub rejected_commands: u64,
+    /// Commands that failed since the device of their key was not available.
+    pub unavailable_commands: u64,
     /// The scans of all sessions.
     pub scans: Scans,
     /// Whether bits of each node's disk were flipped after which more than a record may be unreadable: of the ordered engine.
@@ -242,6 +244,7 @@ impl KvWorkload {
             keeps_connections: false,
             has_operator: false,
             rejected_commands: 0,
+            unavailable_commands: 0,
         }
     }
 
@@ -305,6 +308,13 @@ impl KvWorkload {
             }
             Error::OutcomeUnknown => {}
             Error::UnrecoveredRead => return self.check_unrecovered(pending),
+            // A write may have been executed.
+            Error::DeviceUnavailable if self.faults[pending.node].hung_operations() > 0 => {
+                self.unavailable_commands += 1;
+                if matches!(pending.kind, KvCommandKind::Get { .. } | KvCommandKind::Exist) {
+                    self.histories[pending.node].mark_not_executed(pending.id);
+                }
+            }
             other => return Err(format!("unexpected error: {other}")),
         }
         Ok(())
@@ -363,6 +373,9 @@ impl KvWorkload {
             | Error::Closed => self.scans.end(number),
             Error::Status(status) if self.has_operator && is_rejection(*status) => {
                 self.rejected_commands += 1;
+                self.scans.end(number);
+            }
+            Error::DeviceUnavailable if self.faults[pending.node].hung_operations() > 0 => {
                 self.scans.end(number);
             }
             other => return Err(format!("unexpected error of {step:?}: {other}")),

@@ -163,7 +163,7 @@ impl KvNodeUnderTest {
 
     /// The devices, in the order in which they are given to the node.
     fn devices(&self) -> Vec<SimDevice> {
-        self.order.borrow().iter().map(|&at| self.sim_node.device(&self.storages[at])).collect()
+        self.order.borrow().iter().map(|&at| self.sim_node.device(&self.storages[at], at)).collect()
     }
 
     /// Gives the devices to the node in another order.

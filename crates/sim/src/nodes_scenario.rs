@@ -71,7 +71,8 @@ fn choose_nodes(phase: &mut Phase, random: &mut Prng) {
             | FaultKind::LinkCut { node, .. }
             | FaultKind::SlowLink { node, .. }
             | FaultKind::SlowDisk { node, .. }
-            | FaultKind::DiskErrors { node, .. } => *node = random.below(NODES as u64) as usize,
+            | FaultKind::DiskErrors { node, .. }
+            | FaultKind::HangDisk { node, .. } => *node = random.below(NODES as u64) as usize,
             FaultKind::ClientHostCrash { .. } | FaultKind::Pause { .. } | FaultKind::ClockDrift { .. } => {}
         }
     }

@@ -340,6 +340,7 @@ pub(crate) fn run(mut runner: impl ScenarioRunner, phases: &[Phase]) -> Result<S
     }
     stats.elapsed = sim.now();
     stats.in_place = faults.disks().iter().map(DiskFaults::in_place).sum();
+    stats.hung_operations = faults.disks().iter().map(DiskFaults::hung_operations).sum();
     stats.device_errors = faults.disks().iter().map(DiskFaults::operations_failed).sum();
     stats.trace_hash = mix64(sim.trace_hash() ^ digest);
     let (stats, at, plan) = (*stats, sim.now(), nodes[0].plan);

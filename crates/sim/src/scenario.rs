@@ -125,6 +125,14 @@ pub struct KvScenarioPlan {
     pub operator_interval: Option<u64>,
 }
 
+impl KvScenarioPlan {
+    /// Whether a disk hangs in a phase: commands may wait for longer than their hosts do.
+    pub fn has_hung_disk(&self) -> bool {
+        let mut faults = self.phases.iter().flat_map(|phase| &phase.faults);
+        faults.any(|fault| matches!(fault.kind, FaultKind::HangDisk { .. }))
+    }
+}
+
 /// Configuration of the node and its disk.
 #[derive(Clone, Copy, Debug)]
 pub struct NodePlan {
@@ -322,6 +330,13 @@ pub enum FaultKind {
         write_one_in: u64,
         /// Flushes.
         flush_one_in: u64,
+    },
+    /// One of the disks of a node completes no operation that begins: it has failed until the node is started again. The phase has to end with a crash or a restart.
+    HangDisk {
+        /// Node.
+        node: usize,
+        /// Which of its disks.
+        disk: usize,
     },
 }
 

@@ -4,7 +4,9 @@
 //! of its node, a disk never.
 
 use crate::faulty_disk::{DiskFaults, FaultyDisk};
-use octokv_base::{Buffer, Lba};
+use octokv_base::{Buffer, Lba, Nanos};
+use octokv_device::health::DeviceHealth;
+use octokv_device::supervised::SupervisedDevice;
 use octokv_device::{Device, FileDevice, Geometry, MemoryDevice, RamDisk};
 use octokv_node::OpenDevice;
 use octokv_runtime::simulated::{SimDiskConfig, SimDiskId, SimEnv, SimHostId};
@@ -77,13 +79,19 @@ impl SimStorage {
         }
     }
 
-    /// The device on this storage, with injected faults.
-    pub fn device(&self, sim: &SimEnv, faults: &DiskFaults) -> SimDevice {
+    /// The device on this storage, which is a disk of a node, with injected faults. With `bounds`, a depth and a time-out, it is supervised.
+    pub fn device(
+        &self,
+        sim: &SimEnv,
+        faults: (&DiskFaults, usize),
+        bounds: Option<(usize, Nanos)>,
+    ) -> SimDevice {
         let source = match self {
             SimStorage::Disk(disk) => StorageSource::Disk(sim.device_source(*disk)),
             SimStorage::Memory(memory) => StorageSource::Memory(Arc::clone(memory)),
         };
-        SimDevice { source, faults: faults.clone() }
+        let supervision = bounds.map(|bounds| (Arc::default(), bounds));
+        SimDevice { source, faults: (faults.0.clone(), faults.1), supervision }
     }
 }
 
@@ -101,7 +109,9 @@ enum StorageSource {
 #[derive(Clone)]
 pub struct SimDevice {
     source: StorageSource,
-    faults: DiskFaults,
+    faults: (DiskFaults, usize),
+    /// Its health, its depth and its time-out.
+    supervision: Option<(Arc<DeviceHealth>, (usize, Nanos))>,
 }
 
 impl OpenDevice for SimDevice {
@@ -112,10 +122,20 @@ impl OpenDevice for SimDevice {
                 let geometry = Geometry { block_bytes: source.block_bytes, blocks, volatile: false };
                 let queue = handle.devices();
                 let file = queue.open(source)?;
-                Rc::new(FileDevice::new(queue, file, geometry, source.name.to_string()))
+                let device = FileDevice::new(queue, file, geometry, source.name.to_string());
+                Rc::new(match self.supervision {
+                    None => device,
+                    Some((_, (depth, _))) => device.with_depth(depth),
+                })
             }
             StorageSource::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
         };
-        Ok(Rc::new(FaultyDisk::new(device, self.faults.clone(), handle.clone())))
+        let device: Rc<dyn Device> = Rc::new(FaultyDisk::new(device, self.faults.clone(), handle.clone()));
+        Ok(match &self.supervision {
+            None => device,
+            Some((health, (_, time_out))) => {
+                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *time_out))
+            }
+        })
     }
 }

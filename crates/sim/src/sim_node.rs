@@ -11,7 +11,7 @@ use crate::faulty_disk::DiskFaults;
 use crate::scenario::NodePlan;
 use crate::sim_device::{SimDevice, SimStorage};
 use crate::stats::PROGRESS_TIMEOUT;
-use octokv_base::NamespaceId;
+use octokv_base::{NamespaceId, Nanos};
 use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
@@ -26,6 +26,9 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
+
+/// The time-out of several disks of a node, longer than any delay of an operation.
+pub const DEVICE_TIME_OUT: Nanos = Nanos::from_secs(2);
 
 const PORT: u16 = 4420;
 /// Messages of a ring between cores: so few that rings are full at times.
@@ -108,9 +111,11 @@ impl SimNode {
         DeviceHandle::new(Box::new(self.sim.device_queue(self.host)), self.plan.device_depth)
     }
 
-    /// The device on a storage of the host, with the injected faults.
-    pub fn device(&self, storage: &SimStorage) -> SimDevice {
-        storage.device(&self.sim, &self.faults)
+    /// The device on a storage of the host, which is the disk with this number, with the injected faults. Several are supervised, as a node does.
+    pub fn device(&self, storage: &SimStorage, disk: usize) -> SimDevice {
+        let depth = (self.plan.device_depth / self.plan.devices.max(1)).max(1);
+        let bounds = (self.plan.devices > 1).then_some((depth, DEVICE_TIME_OUT));
+        storage.device(&self.sim, (&self.faults, disk), bounds)
     }
 
     /// Starts the cores, which serve `namespaces`.

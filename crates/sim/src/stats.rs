@@ -65,6 +65,10 @@ pub struct ScenarioStats {
     pub log: LogWorkStats,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
+    /// Device operations of disks that hung, which did not complete.
+    pub hung_operations: u64,
+    /// Commands that failed since the device of their key was not available.
+    pub unavailable_commands: u64,
     /// Accesses to memory in place: by commands that end at once.
     pub in_place: u64,
     /// Bits flipped on the disk.

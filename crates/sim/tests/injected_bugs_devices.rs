@@ -2,7 +2,7 @@
 
 use crate::injected_bugs::assert_found;
 use octokv_engine::bug_injection::InjectedBug;
-use octokv_sim::Scenario;
+use octokv_sim::{Scenario, run_seed};
 
 #[test]
 fn devices_that_are_not_told_apart_are_found() {
@@ -22,4 +22,30 @@ fn a_listing_that_ends_with_its_first_device_is_found() {
 #[test]
 fn a_skipped_flush_of_an_engine_is_found() {
     assert_found(InjectedBug::SkipFlush, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_device_that_has_failed_and_is_used_is_found() {
+    assert_found(InjectedBug::SpanIgnoreFailure, Scenario::Devices, 60);
+}
+
+#[test]
+fn disks_hang_beside_crashes_and_others_serve() {
+    let (mut hung, mut unavailable, mut crashes, mut served) = (0, 0, 0, 0);
+    for seed in 500..540 {
+        let stats =
+            run_seed(seed, Scenario::Devices, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
+        hung += u64::from(stats.hung_operations > 0);
+        unavailable += stats.unavailable_commands;
+        served += stats.succeeded;
+        crashes += stats.crashes;
+    }
+    assert!(
+        hung >= 10 && unavailable > 100 && crashes > 20,
+        "{hung} runs, {unavailable} commands, {crashes} crashes"
+    );
+    assert!(
+        served > 20 * unavailable,
+        "{served} commands, {unavailable} of them on keys of a disk that hangs"
+    );
 }

@@ -1,6 +1,6 @@
 //! One core's handle on a volume of several devices.
 //!
-//! An operation on a key is one of the volume on the key's device; errors name that device. What concerns all keys takes all devices: a listing, a scan or an iterator that
+//! An operation on a key is one of the volume on the key's device; errors name that device. A device that has failed while it was open is as one that was not opened. What concerns all keys takes all devices: a listing, a scan or an iterator that
 //! lacks one would silently omit keys, and fails instead.
 
 use super::iterator::{PageBudget, SpannedIterator};
@@ -16,15 +16,16 @@ use crate::{
 };
 use futures_util::future::join_all;
 use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
-use octokv_device::DeviceError;
+use octokv_device::{Device, DeviceError};
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// One core's handle on the volume of one device.
 pub(super) enum SpannedMember<E> {
-    /// It serves.
-    Open(E, MemberPlace),
+    /// It serves, unless its device has failed meanwhile.
+    Open(E, MemberPlace, Rc<dyn Device>),
     /// It was not opened.
     Absent,
 }
@@ -46,7 +47,7 @@ pub(super) struct SpanShared {
     pub page_budget: Arc<PageBudget>,
 }
 
-/// The error of operations on keys of a device that was not opened.
+/// The error of operations on keys of a device that was not opened, or has failed.
 fn absent(device: usize) -> EngineError {
     EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
 }
@@ -71,14 +72,35 @@ impl<E: Engine> SpannedEngine<E> {
 
     fn placed_member(&self, device: usize) -> Result<(&E, MemberPlace), EngineError> {
         match &self.members[device] {
-            SpannedMember::Open(engine, place) => Ok((engine, *place)),
-            SpannedMember::Absent => Err(absent(device)),
+            SpannedMember::Open(engine, place, of)
+                if of.is_available() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure) =>
+            {
+                Ok((engine, *place))
+            }
+            SpannedMember::Open(..) | SpannedMember::Absent => Err(absent(device)),
         }
+    }
+
+    /// The handles that were opened, whether their devices have failed meanwhile or not.
+    fn opened_members(&self) -> impl Iterator<Item = (&E, MemberPlace, &dyn Device)> {
+        self.members.iter().filter_map(|member| match member {
+            SpannedMember::Open(engine, place, device) => Some((engine, *place, &**device)),
+            SpannedMember::Absent => None,
+        })
     }
 
     /// The handles that serve.
     fn open_members(&self) -> impl Iterator<Item = (&E, MemberPlace)> {
-        (0..self.members.len()).filter_map(|device| self.placed_member(device).ok())
+        let serves = |(_, _, device): &(&E, MemberPlace, &dyn Device)| device.is_available();
+        self.opened_members().filter(serves).map(|(engine, place, _)| (engine, place))
+    }
+
+    /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
+    fn error_of(&self, device: usize, error: EngineError) -> EngineError {
+        match self.placed_member(device) {
+            Ok((_, place)) => place.engine_error(error),
+            Err(absent) => absent,
+        }
     }
 
     /// The handles of all devices that have keys of a range.
@@ -98,8 +120,8 @@ impl<E: Engine> SpannedEngine<E> {
         key: &Key,
         operation: impl AsyncFnOnce(&'a E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        let (engine, place) = self.placed_member(self.device_of(key.as_bytes()))?;
-        let outcome = operation(engine).await.map_err(|error| place.engine_error(error));
+        let device = self.device_of(key.as_bytes());
+        let outcome = operation(self.member(device)?).await.map_err(|error| self.error_of(device, error));
         self.shared.gate.pass().await;
         outcome
     }
@@ -113,8 +135,7 @@ impl<E: Engine> SpannedEngine<E> {
         operation: impl AsyncFn(&'a E) -> Result<T, EngineError>,
     ) -> Result<Vec<T>, EngineError> {
         let of_device = async |device| {
-            let (engine, place) = self.placed_member(device)?;
-            operation(engine).await.map_err(|error| place.engine_error(error))
+            operation(self.member(device)?).await.map_err(|error| self.error_of(device, error))
         };
         join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
     }
@@ -223,16 +244,20 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
         let report = RefCell::new(report);
-        let of_member = async |(engine, place): (&E, MemberPlace)| {
-            let report: Box<dyn FnMut(EngineError) + '_> =
-                Box::new(|error| report.borrow_mut()(place.engine_error(error)));
+        let of_member = async |(engine, place, device): (&E, MemberPlace, &dyn Device)| {
+            // The errors of a device that has failed say nothing new.
+            let report: Box<dyn FnMut(EngineError) + '_> = Box::new(|error| {
+                if device.is_available() {
+                    report.borrow_mut()(place.engine_error(error));
+                }
+            });
             engine.maintain(handle, report).await;
         };
-        join_all(self.open_members().map(of_member)).await;
+        join_all(self.opened_members().map(of_member)).await;
     }
 
     async fn run_abandoned(&self) {
-        join_all(self.open_members().map(|(engine, _)| engine.run_abandoned())).await;
+        join_all(self.opened_members().map(|(engine, ..)| engine.run_abandoned())).await;
     }
 
     /// Those that are absent have nothing to write.
@@ -244,7 +269,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     fn record_layout(&self) -> RecordLayout {
-        self.open_members().next().expect("one serves").0.record_layout()
+        self.opened_members().next().expect("one was opened").0.record_layout()
     }
 
     fn owner_core(&self, key: &Key) -> Option<usize> {
@@ -260,7 +285,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     fn statistics(&self) -> EngineStatistics {
-        sum_of(self.open_members().map(|(engine, _)| engine.statistics()))
+        sum_of(self.opened_members().map(|(engine, ..)| engine.statistics()))
     }
 }
 

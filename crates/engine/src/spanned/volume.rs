@@ -276,7 +276,8 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             Ok(volume) => {
                 let device = member_device(&devices[member.given]);
                 let place = MemberPlace::new(index as u16, &*device);
-                SpannedMember::Open(volume.engine(core, &[device], pool.clone()), place)
+                let engine = volume.engine(core, &[Rc::clone(&device)], pool.clone());
+                SpannedMember::Open(engine, place, device)
             }
             Err(_) => SpannedMember::Absent,
         };

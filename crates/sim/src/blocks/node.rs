@@ -75,7 +75,7 @@ impl BlockNodeUnderTest {
             kind: NamespaceKind::Block { block_bytes },
             ana_group: 1 + disk as u32 % ANA_GROUPS,
         };
-        let (volume, device) = (NamespaceVolume::Block(volume), self.sim_node.device(storage));
+        let (volume, device) = (NamespaceVolume::Block(volume), self.sim_node.device(storage, 0));
         (CoreNamespace { id, volume, devices: vec![device] }, info)
     }
 }

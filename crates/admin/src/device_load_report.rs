@@ -1,0 +1,71 @@
+//! The JSON document of one of several devices of a namespace: what it did, how long that took, and whether it has failed.
+
+use octokv_base::Nanos;
+use octokv_node::{DeviceStatus, NamespaceStatus, OperationLoad};
+use serde::{Deserialize, Serialize};
+
+/// The operations of one kind that succeeded since the device was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OperationLoadReport {
+    /// Their number.
+    pub operations: u64,
+    /// The bytes that they transferred.
+    pub bytes: u64,
+    /// Their mean latency in microseconds.
+    pub mean_us: f64,
+    /// The longest of their latencies in microseconds.
+    pub max_us: f64,
+}
+
+impl OperationLoadReport {
+    fn new(load: &OperationLoad) -> OperationLoadReport {
+        let micros = |time: Nanos| time.0 as f64 / 1e3;
+        OperationLoadReport {
+            operations: load.operations,
+            bytes: load.bytes,
+            mean_us: micros(load.latency_mean()),
+            max_us: micros(load.latency_max),
+        }
+    }
+}
+
+/// One of several devices of a namespace.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceLoadReport {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// The index of the device in the volume.
+    pub index: u16,
+    /// Its path, or "memory".
+    pub device: String,
+    /// Why it is not available; `None` if it is.
+    pub failure: Option<String>,
+    /// Reads.
+    pub reads: OperationLoadReport,
+    /// Writes.
+    pub writes: OperationLoadReport,
+    /// Flushes.
+    pub flushes: OperationLoadReport,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Operations that have not ended.
+    pub in_flight: u64,
+}
+
+impl DeviceLoadReport {
+    /// Those of a namespace on several devices.
+    pub fn all_of(namespace: &NamespaceStatus) -> impl Iterator<Item = DeviceLoadReport> {
+        let nsid = namespace.config.id.0;
+        namespace.devices.iter().map(move |DeviceStatus { name, failure, report, load }| DeviceLoadReport {
+            nsid,
+            index: report.index,
+            device: name.clone(),
+            failure: failure.clone(),
+            reads: OperationLoadReport::new(&load.reads),
+            writes: OperationLoadReport::new(&load.writes),
+            flushes: OperationLoadReport::new(&load.flushes),
+            errors: load.errors,
+            in_flight: load.in_flight,
+        })
+    }
+}

@@ -1,0 +1,203 @@
+//! A device with a time-out, so that one that hangs or fails does not hold up what a core does with others.
+//!
+//! ```text
+//!   operation ─▶ failed? Unavailable ─▶ started ─▶ result ─▶ counted
+//!                                          └─▶ nothing of the device ends for the time-out and a grace: it has failed, Unavailable
+//! ```
+//! In: operations of one core. Out: their results; of a failed device [`DeviceError::Unavailable`]. Invariants: once the device has failed no operation is started; one that hangs keeps
+//! its buffer and its slot in the core's queue (whose share of the device is bounded there: [`octokv_runtime::DeviceHandle::bound`]), and its caller goes on without both.
+//!
+//! The time-out of an operation begins again while others of the device end on this core, up to [`TIME_OUTS_MAX`] times: those before it in the queue of a slow device are progress.
+//! The grace is an eighth of the time-out, and begins when the time-out is noticed: a core that was stopped for longer than the time-out notices the completions of its
+//! operations within it. Each operation is allocated. Tested in `tests/supervised.rs`.
+
+use crate::health::{DeviceFailure, DeviceHealth, OperationKind};
+use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
+use octokv_base::{Buffer, Lba, Nanos};
+use octokv_runtime::ReactorHandle;
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::ops::Range;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+/// The grace is one of so many parts of the time-out.
+const GRACE_DIVISOR: u64 = 8;
+/// An operation that does not end within so many time-outs hangs, whatever others do.
+pub const TIME_OUTS_MAX: u32 = 10;
+
+/// One core's view of a supervised device.
+pub struct SupervisedDevice {
+    inner: Rc<dyn Device>,
+    supervision: Rc<Supervision>,
+}
+
+struct Supervision {
+    health: Arc<DeviceHealth>,
+    handle: ReactorHandle,
+    time_out: Nanos,
+    /// Which counters of the health it uses.
+    core: usize,
+    /// When the last operation ended on this core.
+    last_end: Cell<Nanos>,
+}
+
+/// An operation that has begun, counted until it is dropped.
+struct BegunOperation {
+    supervision: Rc<Supervision>,
+    kind: OperationKind,
+    bytes: u64,
+    at: Nanos,
+}
+
+impl Drop for BegunOperation {
+    fn drop(&mut self) {
+        self.supervision.health.note_end(self.supervision.core);
+    }
+}
+
+impl SupervisedDevice {
+    /// A core's view of a device that has `health` on all cores, and this time-out. Times are those of the handle.
+    pub fn new(
+        inner: Rc<dyn Device>,
+        health: Arc<DeviceHealth>,
+        handle: ReactorHandle,
+        time_out: Nanos,
+    ) -> SupervisedDevice {
+        let (core, last_end) = (health.add_core(), Cell::new(Nanos::ZERO));
+        let supervision = Rc::new(Supervision { health, handle, time_out, core, last_end });
+        SupervisedDevice { inner, supervision }
+    }
+
+    /// Starts an operation with `start`, unless the device has failed; its argument has the buffer then, if there is one.
+    fn begin<A>(
+        &self,
+        (kind, bytes): (OperationKind, usize),
+        argument: A,
+        start: impl FnOnce(&dyn Device, A) -> DeviceFuture,
+        into_buffer: impl FnOnce(A) -> Option<Buffer>,
+    ) -> DeviceFuture {
+        let supervision = &self.supervision;
+        if supervision.health.failure().is_some() {
+            return DeviceFuture::ready(unavailable(into_buffer(argument)));
+        }
+        supervision.health.note_start(supervision.core);
+        let begun = BegunOperation {
+            supervision: Rc::clone(supervision),
+            kind,
+            bytes: bytes as u64,
+            at: supervision.handle.now(),
+        };
+        let operation = start(&*self.inner, argument);
+        DeviceFuture::boxed(async move { begun.finish(operation).await })
+    }
+}
+
+fn unavailable(buffer: Option<Buffer>) -> IoResult {
+    IoResult { buffer, result: Err(DeviceError::Unavailable) }
+}
+
+impl BegunOperation {
+    /// Waits for the operation, but not for ever.
+    async fn finish(&self, operation: DeviceFuture) -> IoResult {
+        let Supervision { health, handle, time_out, core, last_end } = &*self.supervision;
+        let ended = self.wait(pin!(operation)).await;
+        let now = handle.now();
+        let failure = match &ended {
+            Some(IoResult { result: Ok(()), .. }) => {
+                last_end.set(now);
+                health.note_success(*core, self.kind, self.bytes, now.since(self.at));
+                None
+            }
+            Some(IoResult { result: Err(error), .. }) => {
+                last_end.set(now);
+                health.note_error(*core, now, *time_out, *error)
+            }
+            None => Some(DeviceFailure::TimedOut(*time_out)),
+        };
+        if let Some(failure) = failure {
+            health.fail(failure);
+        }
+        ended.unwrap_or_else(|| unavailable(None))
+    }
+
+    /// The result of the operation; `None` if it hangs.
+    async fn wait(&self, mut operation: Pin<&mut DeviceFuture>) -> Option<IoResult> {
+        let Supervision { handle, time_out, last_end, .. } = &*self.supervision;
+        let mut ended_until = async |until: Nanos| {
+            let mut sleep = pin!(handle.sleep_until(until));
+            poll_fn(|context| match operation.as_mut().poll(context) {
+                Poll::Ready(result) => Poll::Ready(Some(result)),
+                Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+            })
+            .await
+        };
+        let latest = self.at + time_out.times(TIME_OUTS_MAX as usize);
+        loop {
+            let deadline = (last_end.get().max(self.at) + *time_out).min(latest);
+            if handle.now() >= deadline {
+                // A device whose completions were not seen for so long has a moment to show them.
+                let progress = last_end.get();
+                let ended = ended_until(handle.now() + Nanos(time_out.0 / GRACE_DIVISOR)).await;
+                if ended.is_some() || last_end.get() == progress || handle.now() >= latest {
+                    return ended;
+                }
+            } else if let Some(ended) = ended_until(deadline).await {
+                return Some(ended);
+            }
+        }
+    }
+}
+
+impl Device for SupervisedDevice {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn preferred_write_bytes(&self) -> u32 {
+        self.inner.preferred_write_bytes()
+    }
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn now(&self) -> Option<Nanos> {
+        self.inner.now()
+    }
+    fn is_available(&self) -> bool {
+        self.supervision.health.failure().is_none()
+    }
+    fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        let load = (OperationKind::Read, buffer.len());
+        self.begin(load, buffer, |device, buffer| device.read(at, buffer), Some)
+    }
+    fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        let load = (OperationKind::Write, buffer.len());
+        self.begin(load, buffer, |device, buffer| device.write(at, buffer), Some)
+    }
+    fn write_vectored(&self, at: Lba, buffers: Vec<Buffer>) -> DeviceFuture {
+        let load = (OperationKind::Write, buffers.iter().map(|buffer| buffer.len()).sum());
+        self.begin(load, buffers, |device, buffers| device.write_vectored(at, buffers), |_| None)
+    }
+    fn prefetch_write(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_write(at, blocks);
+    }
+    fn prefetch_read(&self, at: Lba, blocks: u64) {
+        self.inner.prefetch_read(at, blocks);
+    }
+    fn read_in_place(&self, at: Lba, bytes: usize) -> Option<ReadGuard<'_>> {
+        self.is_available().then(|| self.inner.read_in_place(at, bytes))?
+    }
+    fn write_in_place(&self, at: Lba, bytes: usize, write: &mut dyn FnMut(&mut [u8])) -> bool {
+        self.is_available() && self.inner.write_in_place(at, bytes, write)
+    }
+    fn next_unwritten(&self, at: Lba) -> Option<Range<Lba>> {
+        self.inner.next_unwritten(at)
+    }
+    fn flush(&self) -> DeviceFuture {
+        self.begin((OperationKind::Flush, 0), (), |device, ()| device.flush(), |()| None)
+    }
+    fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
+        self.begin((OperationKind::Trim, 0), (), |device, ()| device.trim(at, blocks), |()| None)
+    }
+}
