@@ -14,7 +14,7 @@ use crate::core_namespaces::CoreNamespace;
 use crate::device_driver::open_core_queue;
 use crate::error::StartError;
 use crate::monitor::Monitor;
-use crate::namespace_open::NamespaceDevice;
+use crate::namespace_device::NamespaceDevice;
 use crate::node_core::{CoreParts, DRAIN_POLL_INTERVAL, NodeCore};
 use crate::reactor::{CoreMessage, SimulatedCosts};
 use octokv_base::Nanos;

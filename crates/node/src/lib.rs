@@ -16,7 +16,7 @@
 //! - [`block_backend`], [`range_locks`]: executes block requests on a device; locks on ranges of device blocks.
 //! - `buffer_wait`: waits for a buffer of the core's pool.
 //! - `namespace_status`: a namespace as an operator sees it.
-//! - `namespace_open`, `device_driver`: opens a namespace's device and volume; selects io_uring or worker threads.
+//! - `namespace_open`, `namespace_device`, `device_driver`: opens a namespace's devices and volume; selects io_uring or worker threads.
 //! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
 //! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; tenant numbers of hosts.
 //! - `loans`: bytes of devices from which the responses of a connection are sent.
@@ -41,6 +41,7 @@ pub mod kv_backend;
 mod loans;
 mod log_limiter;
 pub mod monitor;
+mod namespace_device;
 mod namespace_open;
 mod namespace_status;
 pub mod namespace_table;

@@ -3,251 +3,34 @@
 //! In: the settings of a namespace. Out: an [`OpenNamespace`], recovered; each core attaches its [`CoreNamespace`].
 //! Runs on the calling thread with a device queue of its own.
 //!
-//! Invariants: only a device that is blank, new or released by [`ExistingDataPolicy::Discard`] is formatted; an open
-//! file stays locked until its last handle is dropped. Of several devices one that does not open is replaced by an [`UnavailableDevice`], so that
-//! the others are served.
+//! Invariant: only a device that is blank, new or released by [`ExistingDataPolicy::Discard`] is formatted.
 
 use crate::block_backend::BlockVolume;
 use crate::config::{
     CommandSetConfig, DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig,
     default_compact_bytes_per_second,
 };
-use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume, OpenDevice};
+use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume};
 use crate::error::{CloseError, StartError};
+use crate::namespace_device::{NamespaceDevice, names_of, open_for_core};
 use crate::namespace_status::DeviceStatus;
 use octokv_base::{BufferPool, Nanos, SharedSum};
 use octokv_device::health::DeviceHealth;
-use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
-use octokv_device::supervised::SupervisedDevice;
-use octokv_device::unavailable::UnavailableDevice;
-use octokv_device::{Device, DeviceError, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
+use octokv_device::{Device, DeviceError};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
-use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_engine::{
     AnyVolume, DeviceReport, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError,
     TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
-    CoreWaker, CpuTime, DeviceDriver, DeviceHandle, DeviceSource, ReactorHandle, block_on, kernel,
-    open_device_queue,
+    CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, block_on, kernel, open_device_queue,
 };
 use octokv_sys::clock;
-use octokv_sys::file::{DeviceOpenError, open_device};
-use octokv_sys::process::{available_memory_bytes, random_u64};
-use parking_lot::Mutex;
+use octokv_sys::process::random_u64;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
-
-/// A device, opened once per process.
-#[derive(Clone)]
-pub(crate) struct NamespaceDevice {
-    storage: Storage,
-    /// The SSD model whose latencies the device emulates, if one is configured.
-    drive_model: Option<SharedSsdModel>,
-    /// How one of several devices is supervised.
-    supervision: Option<DeviceSupervision>,
-}
-
-/// The supervision of one of several devices.
-#[derive(Clone)]
-struct DeviceSupervision {
-    health: Arc<DeviceHealth>,
-    time_out: Nanos,
-    /// The devices of its namespace.
-    devices: usize,
-}
-
-#[derive(Clone)]
-enum Storage {
-    Memory(Arc<RamDisk>),
-    File(DeviceSource),
-    /// One of several that did not open: its name, and why.
-    Unavailable(String, String),
-}
-
-impl NamespaceDevice {
-    fn new(storage: Storage, drive_model: Option<SharedSsdModel>) -> NamespaceDevice {
-        NamespaceDevice { storage, drive_model, supervision: None }
-    }
-
-    /// Opens the device. The flag says whether it may be formatted: see [`Storage::open`]; memory that emulates a
-    /// drive always may.
-    fn open(
-        config: &DeviceConfig,
-        drive: Option<&DriveProfile>,
-    ) -> Result<(NamespaceDevice, bool), StartError> {
-        let (storage, is_new) = Storage::open(config)?;
-        let Some(drive) = drive else { return Ok((NamespaceDevice::new(storage, None), is_new)) };
-        let (bytes, block_bytes) = storage.size();
-        if bytes > drive.capacity_bytes {
-            let why = format!(
-                "{bytes} bytes are more than a {} has: {} bytes",
-                drive.product, drive.capacity_bytes
-            );
-            return Err(StartError::InvalidSetting { name: "size", why });
-        }
-        let is_new = is_new || matches!(storage, Storage::Memory(_));
-        let model = SsdModel::new(*drive, block_bytes);
-        let model = if is_new { model } else { model.prefilled() };
-        tracing::info!(device = storage.name(), drive = drive.product, "emulating a drive's latency");
-        Ok((NamespaceDevice::new(storage, Some(Arc::new(Mutex::new(model)))), is_new))
-    }
-
-    fn name(&self) -> String {
-        self.storage.name()
-    }
-
-    /// Opens the devices of a namespace. The flag says whether they may be formatted: all are new. Several are supervised, and one of them that has failed
-    /// does not keep the others from being opened.
-    ///
-    /// # Errors
-    /// A device does not open; one of several has not failed, but is in use or none.
-    fn open_all(
-        config: &NamespaceConfig,
-        options: &NamespaceOpenOptions,
-    ) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
-        let exists =
-            |device: &DeviceConfig| matches!(device, DeviceConfig::File { path, .. } if path.exists());
-        let is_checked = config.existing_data == ExistingDataPolicy::Check;
-        let is_kept = config.devices.len() > 1 && is_checked && config.devices.iter().any(exists);
-        let (mut devices, mut are_new) = (Vec::with_capacity(config.devices.len()), true);
-        for device in &config.devices {
-            // A file that is missing beside others is lost: an empty one would be none of their volume.
-            let device = match device {
-                DeviceConfig::File { path, .. } if is_kept => {
-                    &DeviceConfig::File { path: path.clone(), create_bytes: None }
-                }
-                device => device,
-            };
-            match NamespaceDevice::open(device, config.drive_profile) {
-                Ok((opened, is_new)) => {
-                    devices.push(opened);
-                    are_new &= is_new;
-                }
-                Err(StartError::Device { name, error }) if is_kept && is_failure(&error) => {
-                    let storage = Storage::Unavailable(name, error.to_string());
-                    devices.push(NamespaceDevice::new(storage, None));
-                    are_new = false;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        if devices.len() > 1 {
-            let (time_out, count) = (options.device_time_out, devices.len());
-            let supervise = |device: &mut NamespaceDevice| {
-                let supervision = DeviceSupervision { health: Arc::default(), time_out, devices: count };
-                device.supervision = Some(supervision);
-            };
-            devices.iter_mut().for_each(supervise);
-        }
-        Ok((devices, are_new))
-    }
-}
-
-/// Whether a device is lost, as opposed to one that is another kind of file, or in use.
-fn is_failure(error: &DeviceOpenError) -> bool {
-    matches!(error, DeviceOpenError::NotFound | DeviceOpenError::System(_))
-}
-
-/// The names of devices, in one line.
-fn names_of(devices: &[NamespaceDevice]) -> String {
-    devices.iter().map(NamespaceDevice::name).collect::<Vec<_>>().join(", ")
-}
-
-/// One core's views of devices.
-///
-/// # Errors
-/// The core's queue cannot open a device.
-fn open_for_core(devices: &[NamespaceDevice], handle: &ReactorHandle) -> io::Result<Vec<Rc<dyn Device>>> {
-    devices.iter().map(|device| device.open_for_core(handle)).collect()
-}
-
-impl OpenDevice for NamespaceDevice {
-    fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        // One of several that hangs leaves most of the core's queue to the others.
-        let channel = handle.devices();
-        let part_of = |supervision: &DeviceSupervision| (channel.concurrency() / supervision.devices).max(1);
-        let device = self.storage.open_for_core(&channel, self.supervision.as_ref().map(part_of))?;
-        let device: Rc<dyn Device> = match &self.drive_model {
-            None => device,
-            Some(model) => Rc::new(SimulatedSsd::new(device, Arc::clone(model), handle.clone())),
-        };
-        Ok(match &self.supervision {
-            None => device,
-            Some(DeviceSupervision { health, time_out, .. }) => {
-                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *time_out))
-            }
-        })
-    }
-}
-
-impl Storage {
-    /// Opens the storage. The flag is true for a file that this process may format: one created now, or created by a
-    /// start that was killed before its format ended.
-    fn open(config: &DeviceConfig) -> Result<(Storage, bool), StartError> {
-        match config {
-            DeviceConfig::Memory { bytes, block_bytes } => {
-                // Memory is committed as it fills: more than is available would get this process, or another, killed.
-                if let Some(available) = available_memory_bytes().filter(|available| bytes > available) {
-                    let why =
-                        format!("{bytes} bytes of memory are more than the {available} that are available");
-                    return Err(StartError::InvalidSetting { name: "size", why });
-                }
-                let memory = RamDisk::new(*bytes, *block_bytes).map_err(StartError::System)?;
-                Ok((Storage::Memory(memory), false))
-            }
-            DeviceConfig::File { path, create_bytes } => {
-                let name = path.display().to_string();
-                let file = open_device(path, *create_bytes, true)
-                    .map_err(|error| StartError::Device { name, error })?;
-                let is_new = file.was_created()
-                    || (create_bytes.is_some()
-                        && !file.is_block_device()
-                        && !file.has_data_from(FORMAT_REGION_BYTES));
-                Ok((Storage::File(DeviceSource::from_file(file)), is_new))
-            }
-        }
-    }
-
-    fn name(&self) -> String {
-        match self {
-            Storage::Memory(_) => "memory".to_owned(),
-            Storage::File(media) => media.name.to_string(),
-            Storage::Unavailable(name, _) => name.clone(),
-        }
-    }
-
-    /// Device size and block size, both in bytes.
-    fn size(&self) -> (u64, u32) {
-        match self {
-            Storage::Memory(memory) => (memory.geometry().bytes(), memory.geometry().block_bytes),
-            Storage::File(media) => (media.size_bytes, media.block_bytes),
-            Storage::Unavailable(..) => (0, 4096),
-        }
-    }
-
-    /// One core's view of the storage, with at most `depth` operations in flight, if that is bounded.
-    fn open_for_core(&self, channel: &DeviceHandle, depth: Option<usize>) -> io::Result<Rc<dyn Device>> {
-        Ok(match self {
-            Storage::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
-            Storage::Unavailable(name, _) => Rc::new(UnavailableDevice::new(name.clone())),
-            Storage::File(media) => {
-                let blocks = media.size_bytes / u64::from(media.block_bytes);
-                let geometry = Geometry { block_bytes: media.block_bytes, blocks, volatile: false };
-                let device = FileDevice::new(channel.clone(), channel.open(media)?, geometry, self.name());
-                let device = device.with_preferred_write(media.preferred_write_bytes);
-                let device = device.with_unwritten_of(media.clone());
-                Rc::new(match depth {
-                    None => device,
-                    Some(depth) => device.with_depth(depth),
-                })
-            }
-        })
-    }
-}
 
 /// Options for opening devices and recovering volumes.
 #[derive(Clone, Copy, Debug)]
@@ -300,7 +83,7 @@ impl OpenNamespace {
         config: &NamespaceConfig,
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, StartError> {
-        let (namespace_devices, are_new) = NamespaceDevice::open_all(config, &options)?;
+        let (namespace_devices, are_new) = NamespaceDevice::open_all(config, options.device_time_out)?;
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
         let devices = open_for_core(&namespace_devices, &handle).map_err(StartError::System)?;
         let volume = match &config.command_set {
@@ -346,10 +129,7 @@ impl OpenNamespace {
 
     /// The devices that are supervised, with the health of each.
     fn supervised(&self) -> impl Iterator<Item = (&NamespaceDevice, &DeviceHealth)> {
-        self.devices.iter().filter_map(|device| {
-            let supervision = device.supervision.as_ref()?;
-            Some((device, &*supervision.health))
-        })
+        self.devices.iter().filter_map(|device| Some((device, device.health()?)))
     }
 
     /// Logs the devices that failed since the last call. Whether there are any.
@@ -368,15 +148,11 @@ impl OpenNamespace {
     pub fn device_statuses(&self) -> Vec<DeviceStatus> {
         let NamespaceVolume::Kv(volume) = &self.volume else { return Vec::new() };
         let status = |(device, report): (&NamespaceDevice, DeviceReport)| {
-            let health = device.supervision.as_ref().map(|supervision| &supervision.health);
-            let failure = match &device.storage {
-                Storage::Unavailable(_, why) => Some(why.clone()),
-                Storage::Memory(_) | Storage::File(_) => {
-                    let of_volume = report.failure.map(|error| error.to_string());
-                    of_volume.or_else(|| Some(health?.failure()?.to_string()))
-                }
-            };
-            let load = health.map(|health| health.load()).unwrap_or_default();
+            let of_health =
+                || device.health().and_then(DeviceHealth::failure).map(|failure| failure.to_string());
+            let of_volume = || report.failure.map(|error| error.to_string());
+            let failure = device.open_failure().map(str::to_owned).or_else(of_volume).or_else(of_health);
+            let load = device.health().map(DeviceHealth::load).unwrap_or_default();
             DeviceStatus { name: device.name(), failure, report, load }
         };
         self.devices.iter().zip(volume.device_reports()).map(status).collect()
