@@ -55,6 +55,9 @@ impl NamespaceDevice {
 
     /// Opens the device. The flag says whether it may be formatted: see [`Storage::open`]; memory that emulates a
     /// drive always may.
+    ///
+    /// # Errors
+    /// The device does not open, or is larger than the drive that it emulates.
     pub fn open(
         config: &DeviceConfig,
         drive: Option<&DriveProfile>,

@@ -503,6 +503,9 @@ pub struct BenchArgs {
     /// With local-engine --engine log: bytes of a chunk of a new volume, or `auto` [default: auto].
     #[arg(long, value_name = "SIZE")]
     pub chunk_bytes: Option<UnitSetting>,
+    /// With local-engine: allocation unit of a new volume in bytes, 512 to 4096, or `auto` [default: auto].
+    #[arg(long, value_name = "BYTES")]
+    pub unit: Option<UnitSetting>,
     /// With local-engine: memory of the engine's cache, which rocksdb gets too [default: 0, the engine's own].
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,

@@ -202,7 +202,13 @@ fn flags_of_another_system_are_usage_errors() {
     usage(&["--durability", "device"], "--durability is for");
     usage(&["--host-kvs-dir", "/tmp"], "--host-kvs-dir is for");
     usage(&["--system", "host-kvs"], "--host-kvs-dir DIR");
-    let local_flags = [["--size", "1GiB"], ["--engine", "lsm"], ["--cache", "1GiB"], ["--partitions", "4"]];
+    let local_flags = [
+        ["--size", "1GiB"],
+        ["--engine", "lsm"],
+        ["--cache", "1GiB"],
+        ["--partitions", "4"],
+        ["--unit", "512"],
+    ];
     for flag in &local_flags {
         usage(flag, "is for --system local-engine");
     }
@@ -225,6 +231,7 @@ fn flags_of_another_system_are_usage_errors() {
     on_path(&["--cache", "7"], "at least 1MiB");
     on_path(&["--engine", "log", "--workload", "scanrandom"], "scans are for --system kv");
     on_path(&["--engine", "log", "--chunk-bytes", "12KiB"], "--chunk-bytes: must be a power of two");
+    on_path(&["--unit", "8192"], "--unit: must be 512, 1024, 2048 or 4096, or auto");
     on_path(&["--engine", "log", "--partitions", "0"], "--partitions: must be at least 1");
     on_path(&["--chunk-bytes", "1MiB"], "are for --engine log");
     on_path(&["--partitions", "4", "--engine", "lsm"], "are for --engine log");

@@ -39,6 +39,10 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     if chunk_bytes.is_some_and(|bytes| !bytes.is_power_of_two() || bytes > CHUNK_BYTES_MAX) {
         return usage("--chunk-bytes: must be a power of two up to 16MiB, or auto");
     }
+    let UnitSetting(unit_bytes) = bench.unit.unwrap_or(UnitSetting(None));
+    if !matches!(unit_bytes, None | Some(512 | 1024 | 2048 | 4096)) {
+        return usage("--unit: must be 512, 1024, 2048 or 4096, or auto");
+    }
     let defaults = FormatConfig::default();
     let partitions = bench.partitions.unwrap_or(defaults.partitions);
     if partitions == 0 {
@@ -52,6 +56,7 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     let format = FormatConfig {
         engine,
         value_bytes_max: defaults.value_bytes_max.max(value_bytes_max),
+        unit_bytes,
         partitions,
         chunk_bytes,
         seed: process::random_u64().context("random numbers for a format")?,
@@ -99,6 +104,7 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
     let flags = [
         ("size", bench.size.is_some()),
         ("engine", bench.engine.is_some()),
+        ("unit", bench.unit.is_some()),
         ("partitions", bench.partitions.is_some()),
         ("chunk-bytes", bench.chunk_bytes.is_some()),
         ("cache", bench.cache.is_some()),
