@@ -46,7 +46,7 @@ pub struct DeviceLoadReport {
     pub writes: OperationLoadReport,
     /// Flushes.
     pub flushes: OperationLoadReport,
-    /// Operations that failed.
+    /// Operations that failed since the namespace was opened, without those that hung.
     pub errors: u64,
     /// Operations that have not ended.
     pub in_flight: u64,

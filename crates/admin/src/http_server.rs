@@ -34,9 +34,9 @@ use tokio::sync::{oneshot, watch};
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval of updates of the health log, and updates per save of the state file.
 const HEALTH_UPDATE_INTERVAL: Duration = Duration::from_secs(30);
-/// Whether a device has failed is looked at so often.
-const DEVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const UPDATES_PER_STATE_SAVE: u32 = 20;
+/// Interval of checks for failed devices.
+const DEVICE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Connections that the kernel queues before they are accepted.
 const BACKLOG_MAX: u32 = 128;
 /// Threads for calls that block on data cores and devices, and the idle time after which one ends.

@@ -37,7 +37,7 @@ impl FileDevice {
     /// # Panics
     /// If `depth` is 0.
     pub fn with_depth(self, depth: usize) -> FileDevice {
-        self.channel.bound(self.file, depth);
+        self.channel.set_depth(self.file, depth);
         self
     }
 

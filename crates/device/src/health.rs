@@ -5,11 +5,11 @@
 //!
 //! | failure | when |
 //! | --- | --- |
-//! | [`DeviceFailure::TimedOut`] | an operation does not end, nor another one, within the time-out |
+//! | [`DeviceFailure::TimedOut`] | no operation of the device ends on a core for the timeout and its grace, or one does not end within [`TIMEOUTS_MAX`](super::supervised::TIMEOUTS_MAX) timeouts |
 //! | [`DeviceFailure::Removed`] | an operation fails with an error that says that there is no device any more |
-//! | [`DeviceFailure::Failing`] | for as long as the time-out every operation failed, [`FAILURES_MIN`] at least |
+//! | [`DeviceFailure::Failing`] | for as long as the timeout every operation failed, [`FAILURES_MIN`] at least |
 //!
-//! An error of one block is no failure of the device: others succeed beside it. Tested in `tests/supervised.rs`.
+//! An error of one block is no failure of the device: others succeed beside it, and however often it is read again, it counts once. Nor is an error of the medium. Tested in `tests/supervised.rs`.
 
 use crate::DeviceError;
 use octokv_base::Nanos;
@@ -17,19 +17,21 @@ use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// The fewest failed operations one after the other for which a device counts as failed.
+/// The fewest [`DeviceError::Io`] in a row for which a device counts as failed. Reads, writes and flushes that succeed end a row.
 pub const FAILURES_MIN: u64 = 16;
-/// Cores whose counters share no cache line. More share them.
-const LANES: usize = 16;
+/// Shards of the counters, each in cache lines of its own; cores beyond this number share one.
+const SHARDS: usize = 16;
 
-/// "No such device or address", "no such device", "cannot send after transport endpoint shutdown" on Linux.
+/// ENODATA and EILSEQ: blocks that are lost while the device works.
+const MEDIA_CODES: [i32; 2] = [61, 84];
+/// ENXIO, ENODEV, ESHUTDOWN.
 const GONE_CODES: [i32; 3] = [6, 19, 108];
 
 /// Why a device has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceFailure {
-    /// An operation did not end, and for this time no other did.
-    #[error("no operation ended within {} s", .0.0 as f64 / 1e9)]
+    /// An operation hung. With the timeout, not the time waited.
+    #[error("an operation hung: the timeout is {} s", .0.0 as f64 / 1e9)]
     TimedOut(Nanos),
     /// The device is gone, with this system error code.
     #[error("the device is gone: {}", std::io::Error::from_raw_os_error(*.0))]
@@ -64,8 +66,8 @@ pub struct OperationLoad {
     pub operations: u64,
     /// The bytes that they transferred.
     pub bytes: u64,
-    /// The sum of their latencies.
-    pub latency: Nanos,
+    /// The sum of their latencies, from submission to completion.
+    pub latency_total: Nanos,
     /// The longest of them.
     pub latency_max: Nanos,
 }
@@ -73,7 +75,7 @@ pub struct OperationLoad {
 impl OperationLoad {
     /// The mean latency; zero without operations.
     pub fn latency_mean(&self) -> Nanos {
-        Nanos(self.latency.0.checked_div(self.operations).unwrap_or(0))
+        Nanos(self.latency_total.0.checked_div(self.operations).unwrap_or(0))
     }
 }
 
@@ -86,7 +88,7 @@ pub struct DeviceLoad {
     pub writes: OperationLoad,
     /// Flushes.
     pub flushes: OperationLoad,
-    /// Operations that failed.
+    /// Operations that failed since the device was opened, without those that hung.
     pub errors: u64,
     /// Operations that have not ended.
     pub in_flight: u64,
@@ -104,7 +106,7 @@ impl KindCounters {
     fn add_to(&self, sum: &mut OperationLoad) {
         sum.operations += self.operations.load(Ordering::Relaxed);
         sum.bytes += self.bytes.load(Ordering::Relaxed);
-        sum.latency = sum.latency + Nanos(self.latency.load(Ordering::Relaxed));
+        sum.latency_total = sum.latency_total + Nanos(self.latency.load(Ordering::Relaxed));
         sum.latency_max = sum.latency_max.max(Nanos(self.latency_max.load(Ordering::Relaxed)));
     }
 }
@@ -112,7 +114,7 @@ impl KindCounters {
 /// The counters of some cores, in cache lines of their own.
 #[derive(Default)]
 #[repr(align(64))]
-struct LaneCounters {
+struct CounterShard {
     /// Reads, writes, flushes, deallocations.
     kinds: [KindCounters; 4],
     started: AtomicU64,
@@ -125,6 +127,8 @@ struct LaneCounters {
 struct FailureRun {
     since: Nanos,
     count: u64,
+    /// The last of them: its time, and its first block.
+    last: (Nanos, u64),
     /// The successes when it began.
     successes: u64,
 }
@@ -133,7 +137,7 @@ struct FailureRun {
 #[derive(Default)]
 pub struct DeviceHealth {
     failure: OnceLock<DeviceFailure>,
-    lanes: [LaneCounters; LANES],
+    shards: [CounterShard; SHARDS],
     failures: Mutex<Option<FailureRun>>,
     /// Cores that use it.
     cores: AtomicUsize,
@@ -155,16 +159,16 @@ impl DeviceHealth {
     /// What the device did.
     pub fn load(&self) -> DeviceLoad {
         let mut load = DeviceLoad::default();
-        for lane in &self.lanes {
-            let [reads, writes, flushes, _] = &lane.kinds;
+        for shard in &self.shards {
+            let [reads, writes, flushes, _] = &shard.kinds;
             for (kind, sum) in
                 [(reads, &mut load.reads), (writes, &mut load.writes), (flushes, &mut load.flushes)]
             {
                 kind.add_to(sum);
             }
-            load.errors += lane.errors.load(Ordering::Relaxed);
-            let ended = lane.ended.load(Ordering::Relaxed);
-            load.in_flight += lane.started.load(Ordering::Relaxed).saturating_sub(ended);
+            load.errors += shard.errors.load(Ordering::Relaxed);
+            let ended = shard.ended.load(Ordering::Relaxed);
+            load.in_flight += shard.started.load(Ordering::Relaxed).saturating_sub(ended);
         }
         load
     }
@@ -181,48 +185,61 @@ impl DeviceHealth {
 
     /// Notes that an operation of a core begins.
     pub(crate) fn note_start(&self, core: usize) {
-        self.lanes[core % LANES].started.fetch_add(1, Ordering::Relaxed);
+        self.shards[core % SHARDS].started.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes that an operation of a core ended, or was given up.
     pub(crate) fn note_end(&self, core: usize) {
-        self.lanes[core % LANES].ended.fetch_add(1, Ordering::Relaxed);
+        self.shards[core % SHARDS].ended.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Notes an operation that succeeded.
     pub(crate) fn note_success(&self, core: usize, kind: OperationKind, bytes: u64, latency: Nanos) {
-        let kind = &self.lanes[core % LANES].kinds[kind as usize];
+        let kind = &self.shards[core % SHARDS].kinds[kind as usize];
         kind.operations.fetch_add(1, Ordering::Relaxed);
         kind.bytes.fetch_add(bytes, Ordering::Relaxed);
         kind.latency.fetch_add(latency.0, Ordering::Relaxed);
         kind.latency_max.fetch_max(latency.0, Ordering::Relaxed);
     }
 
-    /// Notes an operation that failed at a time, and gives the failure of the device that follows from it.
+    /// The operations that succeeded, on all cores.
+    pub(crate) fn successes(&self) -> u64 {
+        let of_shard = |shard: &CounterShard| {
+            shard.kinds.iter().map(|kind| kind.operations.load(Ordering::Relaxed)).sum::<u64>()
+        };
+        self.shards.iter().map(of_shard).sum()
+    }
+
+    /// Notes an operation from a block on that failed at a time, and gives the failure of the device that follows from it.
     pub(crate) fn note_error(
         &self,
         core: usize,
-        now: Nanos,
-        time_out: Nanos,
+        (now, block): (Nanos, u64),
+        timeout: Nanos,
         error: DeviceError,
     ) -> Option<DeviceFailure> {
-        self.lanes[core % LANES].errors.fetch_add(1, Ordering::Relaxed);
+        self.shards[core % SHARDS].errors.fetch_add(1, Ordering::Relaxed);
         let DeviceError::Io(code) = error else { return None };
+        if MEDIA_CODES.contains(&code) {
+            return None;
+        }
         if GONE_CODES.contains(&code) {
             return Some(DeviceFailure::Removed(code));
         }
-        let load = self.load();
-        let successes = load.reads.operations + load.writes.operations + load.flushes.operations;
+        let successes = self.successes();
         let mut failures = self.failures.lock();
-        let mut run = failures.filter(|run| run.successes == successes).unwrap_or(FailureRun {
+        // Errors with a pause between them, in which nothing was tried, are no row.
+        let is_row = |run: &FailureRun| run.successes == successes && now.since(run.last.0) <= timeout;
+        let mut run = failures.filter(is_row).unwrap_or(FailureRun {
             since: now,
-            count: 0,
+            count: 1,
+            last: (now, block),
             successes,
         });
-        run.count += 1;
+        run.count += u64::from(run.last.1 != block);
+        run.last = (now, block);
         *failures = Some(run);
         let span = now.since(run.since);
-        (run.count >= FAILURES_MIN && span >= time_out)
-            .then_some(DeviceFailure::Failing { span, last: error })
+        (run.count >= FAILURES_MIN && span >= timeout).then_some(DeviceFailure::Failing { span, last: error })
     }
 }

@@ -5,10 +5,10 @@
 //! - [`memory`]: a RAM disk; its contents end with the process.
 //! - [`file`](mod@file): a regular file or a raw block device, through a core's device queue.
 //! - [`ssd_model`]: a simulated SSD over any device: operations take as long as on a real drive.
-//! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors and delays.
+//! - [`fault_injection`]: a wrapper that injects bit flips, misdirected and lost writes, errors, delays and hangs.
 //! - [`late_memory`]: memory whose writes another core can see before they are done.
 //! - [`device_window`]: a device behind the first blocks of another one.
-//! - [`supervised`]: a device with a time-out and a depth. [`health`]: whether it has failed, and what it did.
+//! - [`supervised`]: a device with a timeout and a depth. [`health`]: whether it has failed, and what it did.
 //! - [`unavailable`]: in place of a device that could not be opened.
 //! - [`power_loss`]: a disk for tests that can lose power at any write or flush. (The simulator's disks are those of
 //!   `octokv_runtime::simulated`.) [`disk_image`]: its contents, of which a copy is cheap.
@@ -207,6 +207,13 @@ impl DeviceFuture {
     /// An operation that `future` completes. Allocates, so only for tests, fault injection, simulated devices and what is rare.
     pub fn boxed(future: impl Future<Output = IoResult> + 'static) -> DeviceFuture {
         DeviceFuture(FutureState::Boxed(Box::pin(future)))
+    }
+    /// Whether the operation has reached its device: false while it waits in the queue of its core.
+    pub fn has_begun(&self) -> bool {
+        match &self.0 {
+            FutureState::Submitted(ticket) => ticket.has_begun(),
+            FutureState::Ready(_) | FutureState::Boxed(_) => true,
+        }
     }
     /// An operation that fails with [`DeviceError::OutOfRange`].
     pub fn out_of_range(buffer: Option<Buffer>) -> DeviceFuture {

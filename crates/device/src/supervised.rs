@@ -1,14 +1,14 @@
-//! A device with a time-out, so that one that hangs or fails does not hold up what a core does with others.
+//! A device with a timeout, so that one that hangs or fails does not hold up what a core does with others.
 //!
 //! ```text
 //!   operation ─▶ failed? Unavailable ─▶ started ─▶ result ─▶ counted
-//!                                          └─▶ nothing of the device ends for the time-out and a grace: it has failed, Unavailable
+//!                                          └─▶ nothing of the device ends for the timeout and a grace: it has failed, Unavailable
 //! ```
 //! In: operations of one core. Out: their results; of a failed device [`DeviceError::Unavailable`]. Invariants: once the device has failed no operation is started; one that hangs keeps
-//! its buffer and its slot in the core's queue (whose share of the device is bounded there: [`octokv_runtime::DeviceHandle::bound`]), and its caller goes on without both.
+//! its buffer and its slot in the core's queue (whose share of the device is bounded there: [`octokv_runtime::DeviceHandle::set_depth`]), and its caller goes on without both.
 //!
-//! The time-out of an operation begins again while others of the device end on this core, up to [`TIME_OUTS_MAX`] times: those before it in the queue of a slow device are progress.
-//! The grace is an eighth of the time-out, and begins when the time-out is noticed: a core that was stopped for longer than the time-out notices the completions of its
+//! The timeout begins when the operation leaves the queue of the core, and again while others of the device end, up to [`TIMEOUTS_MAX`] times: those before it in the queue of a slow device are progress.
+//! The grace is an eighth of the timeout, and begins when the timeout is noticed: a core that was stopped for longer than the timeout notices the completions of its
 //! operations within it. Each operation is allocated. Tested in `tests/supervised.rs`.
 
 use crate::health::{DeviceFailure, DeviceHealth, OperationKind};
@@ -23,10 +23,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// The grace is one of so many parts of the time-out.
+/// The grace is one of so many parts of the timeout.
 const GRACE_DIVISOR: u64 = 8;
-/// An operation that does not end within so many time-outs hangs, whatever others do.
-pub const TIME_OUTS_MAX: u32 = 10;
+/// An operation that does not end within so many timeouts hangs, whatever others do.
+pub const TIMEOUTS_MAX: u32 = 10;
 
 /// One core's view of a supervised device.
 pub struct SupervisedDevice {
@@ -37,44 +37,49 @@ pub struct SupervisedDevice {
 struct Supervision {
     health: Arc<DeviceHealth>,
     handle: ReactorHandle,
-    time_out: Nanos,
+    timeout: Nanos,
     /// Which counters of the health it uses.
     core: usize,
     /// When the last operation ended on this core.
     last_end: Cell<Nanos>,
 }
 
-/// An operation that has begun, counted until it is dropped.
+/// An operation, counted until it is dropped, or for good if it hangs.
 struct BegunOperation {
     supervision: Rc<Supervision>,
     kind: OperationKind,
+    block: u64,
     bytes: u64,
     at: Nanos,
+    /// The device still has it.
+    hangs: Cell<bool>,
 }
 
 impl Drop for BegunOperation {
     fn drop(&mut self) {
-        self.supervision.health.note_end(self.supervision.core);
+        if !self.hangs.get() {
+            self.supervision.health.note_end(self.supervision.core);
+        }
     }
 }
 
 impl SupervisedDevice {
-    /// A core's view of a device that has `health` on all cores, and this time-out. Times are those of the handle.
+    /// A core's view of a device. Times are those of the handle. REQUIRES: the views of all cores share `health`; `timeout` is not 0.
     pub fn new(
         inner: Rc<dyn Device>,
         health: Arc<DeviceHealth>,
         handle: ReactorHandle,
-        time_out: Nanos,
+        timeout: Nanos,
     ) -> SupervisedDevice {
         let (core, last_end) = (health.add_core(), Cell::new(Nanos::ZERO));
-        let supervision = Rc::new(Supervision { health, handle, time_out, core, last_end });
+        let supervision = Rc::new(Supervision { health, handle, timeout, core, last_end });
         SupervisedDevice { inner, supervision }
     }
 
     /// Starts an operation with `start`, unless the device has failed; its argument has the buffer then, if there is one.
     fn begin<A>(
         &self,
-        (kind, bytes): (OperationKind, usize),
+        (kind, block, bytes): (OperationKind, u64, usize),
         argument: A,
         start: impl FnOnce(&dyn Device, A) -> DeviceFuture,
         into_buffer: impl FnOnce(A) -> Option<Buffer>,
@@ -87,8 +92,10 @@ impl SupervisedDevice {
         let begun = BegunOperation {
             supervision: Rc::clone(supervision),
             kind,
+            block,
             bytes: bytes as u64,
             at: supervision.handle.now(),
+            hangs: Cell::new(false),
         };
         let operation = start(&*self.inner, argument);
         DeviceFuture::boxed(async move { begun.finish(operation).await })
@@ -102,7 +109,7 @@ fn unavailable(buffer: Option<Buffer>) -> IoResult {
 impl BegunOperation {
     /// Waits for the operation, but not for ever.
     async fn finish(&self, operation: DeviceFuture) -> IoResult {
-        let Supervision { health, handle, time_out, core, last_end } = &*self.supervision;
+        let Supervision { health, handle, timeout, core, last_end } = &*self.supervision;
         let ended = self.wait(pin!(operation)).await;
         let now = handle.now();
         let failure = match &ended {
@@ -113,9 +120,14 @@ impl BegunOperation {
             }
             Some(IoResult { result: Err(error), .. }) => {
                 last_end.set(now);
-                health.note_error(*core, now, *time_out, *error)
+                health.note_error(*core, (now, self.block), *timeout, *error)
             }
-            None => Some(DeviceFailure::TimedOut(*time_out)),
+            None => {
+                self.hangs.set(true);
+                // The end of this core does not wait for it.
+                handle.devices().give_up_in_flight();
+                Some(DeviceFailure::TimedOut(*timeout))
+            }
         };
         if let Some(failure) = failure {
             health.fail(failure);
@@ -123,31 +135,48 @@ impl BegunOperation {
         ended.unwrap_or_else(|| unavailable(None))
     }
 
-    /// The result of the operation; `None` if it hangs.
+    /// The result of the operation; `None` if it hangs, or waits behind what hangs.
     async fn wait(&self, mut operation: Pin<&mut DeviceFuture>) -> Option<IoResult> {
-        let Supervision { handle, time_out, last_end, .. } = &*self.supervision;
-        let mut ended_until = async |until: Nanos| {
-            let mut sleep = pin!(handle.sleep_until(until));
-            poll_fn(|context| match operation.as_mut().poll(context) {
-                Poll::Ready(result) => Poll::Ready(Some(result)),
-                Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
-            })
-            .await
-        };
-        let latest = self.at + time_out.times(TIME_OUTS_MAX as usize);
-        loop {
-            let deadline = (last_end.get().max(self.at) + *time_out).min(latest);
-            if handle.now() >= deadline {
-                // A device whose completions were not seen for so long has a moment to show them.
-                let progress = last_end.get();
-                let ended = ended_until(handle.now() + Nanos(time_out.0 / GRACE_DIVISOR)).await;
-                if ended.is_some() || last_end.get() == progress || handle.now() >= latest {
-                    return ended;
-                }
-            } else if let Some(ended) = ended_until(deadline).await {
+        let Supervision { health, handle, timeout, last_end, .. } = &*self.supervision;
+        let grace = Nanos(timeout.0 / GRACE_DIVISOR);
+        let mut begun_at = self.at;
+        // The queue of the core may be full of operations of other devices: that is no sign of this one.
+        while !operation.has_begun() {
+            if let Some(ended) = self.ended_until(&mut operation, handle.now() + grace).await {
                 return Some(ended);
             }
+            if health.failure().is_some() {
+                return None;
+            }
+            begun_at = handle.now();
         }
+        let latest = begun_at + timeout.times(TIMEOUTS_MAX as usize);
+        loop {
+            let deadline = (last_end.get().max(begun_at) + *timeout).min(latest);
+            if handle.now() < deadline {
+                if let Some(ended) = self.ended_until(&mut operation, deadline).await {
+                    return Some(ended);
+                }
+                continue;
+            }
+            // A device whose completions were not seen for so long has a moment to show them, on any core.
+            let successes = health.successes();
+            let ended = self.ended_until(&mut operation, handle.now() + grace).await;
+            if ended.is_some() || health.successes() == successes || handle.now() >= latest {
+                return ended;
+            }
+            last_end.set(handle.now());
+        }
+    }
+
+    /// The result of the operation, if it ends by then.
+    async fn ended_until(&self, operation: &mut Pin<&mut DeviceFuture>, until: Nanos) -> Option<IoResult> {
+        let mut sleep = pin!(self.supervision.handle.sleep_until(until));
+        poll_fn(|context| match operation.as_mut().poll(context) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+        })
+        .await
     }
 }
 
@@ -168,15 +197,15 @@ impl Device for SupervisedDevice {
         self.supervision.health.failure().is_none()
     }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let load = (OperationKind::Read, buffer.len());
+        let load = (OperationKind::Read, at.0, buffer.len());
         self.begin(load, buffer, |device, buffer| device.read(at, buffer), Some)
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        let load = (OperationKind::Write, buffer.len());
+        let load = (OperationKind::Write, at.0, buffer.len());
         self.begin(load, buffer, |device, buffer| device.write(at, buffer), Some)
     }
     fn write_vectored(&self, at: Lba, buffers: Vec<Buffer>) -> DeviceFuture {
-        let load = (OperationKind::Write, buffers.iter().map(|buffer| buffer.len()).sum());
+        let load = (OperationKind::Write, at.0, buffers.iter().map(|buffer| buffer.len()).sum());
         self.begin(load, buffers, |device, buffers| device.write_vectored(at, buffers), |_| None)
     }
     fn prefetch_write(&self, at: Lba, blocks: u64) {
@@ -195,9 +224,9 @@ impl Device for SupervisedDevice {
         self.inner.next_unwritten(at)
     }
     fn flush(&self) -> DeviceFuture {
-        self.begin((OperationKind::Flush, 0), (), |device, ()| device.flush(), |()| None)
+        self.begin((OperationKind::Flush, u64::MAX, 0), (), |device, ()| device.flush(), |()| None)
     }
     fn trim(&self, at: Lba, blocks: u64) -> DeviceFuture {
-        self.begin((OperationKind::Trim, 0), (), |device, ()| device.trim(at, blocks), |()| None)
+        self.begin((OperationKind::Trim, at.0, 0), (), |device, ()| device.trim(at, blocks), |()| None)
     }
 }

@@ -1,12 +1,17 @@
-//! Supervised devices: time-outs, and when a device counts as failed.
+//! Supervised devices: timeouts, and when a device counts as failed.
 
 use octokv_base::{Buffer, Lba, Nanos};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::health::{DeviceFailure, DeviceHealth, FAILURES_MIN};
-use octokv_device::supervised::{SupervisedDevice, TIME_OUTS_MAX};
-use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, MemoryDevice, RamDisk};
+use octokv_device::supervised::{SupervisedDevice, TIMEOUTS_MAX};
+use octokv_device::{
+    Device, DeviceError, DeviceFuture, FileDevice, Geometry, IoResult, MemoryDevice, RamDisk,
+};
+use octokv_runtime::device_queue::{DeviceQueue, FileId};
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
+use octokv_runtime::{
+    CoreWaker, CpuTime, DeviceHandle, DeviceSource, IoCompletion, IoOperation, ReactorHandle,
+};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -15,7 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-const TIME_OUT: Nanos = Nanos::from_secs(8);
+const TIMEOUT: Nanos = Nanos::from_secs(8);
 const GRACE: Nanos = Nanos::from_secs(1);
 const EIO: i32 = 5;
 const ENODEV: i32 = 19;
@@ -43,7 +48,7 @@ impl TestCore {
 
     fn supervise(&self, inner: Rc<dyn Device>) -> (SupervisedDevice, Arc<DeviceHealth>) {
         let health = Arc::default();
-        (SupervisedDevice::new(inner, Arc::clone(&health), self.handle.clone(), TIME_OUT), health)
+        (SupervisedDevice::new(inner, Arc::clone(&health), self.handle.clone(), TIMEOUT), health)
     }
 }
 
@@ -52,7 +57,7 @@ fn memory(plan: &FaultPlan) -> Rc<dyn Device> {
     Rc::new(FaultDevice::new(Rc::new(memory), plan.clone()))
 }
 
-fn block() -> Buffer {
+fn block_buffer() -> Buffer {
     Buffer::zeroed(4096)
 }
 
@@ -125,8 +130,8 @@ impl Device for ManualDevice {
 fn operations_are_counted_with_their_latencies() {
     let (mut core, inner) = (TestCore::new(), Rc::new(ManualDevice::default()));
     let (device, health) = core.supervise(Rc::clone(&inner) as Rc<dyn Device>);
-    let mut reads = [device.read(Lba(0), block()), device.read(Lba(1), block())];
-    let mut write = device.write_vectored(Lba(2), vec![block(), block()]);
+    let mut reads = [device.read(Lba(0), block_buffer()), device.read(Lba(1), block_buffer())];
+    let mut write = device.write_vectored(Lba(2), vec![block_buffer(), block_buffer()]);
     assert_eq!((inner.begun(), health.load().in_flight), (4, 3), "a vector is two writes of this device");
     assert!(reads.iter_mut().all(|read| poll(read).is_none()) && poll(&mut write).is_none());
     core.pass(Nanos(3_000));
@@ -147,13 +152,13 @@ fn operations_are_counted_with_their_latencies() {
 }
 
 #[test]
-fn a_device_that_hangs_has_failed_behind_time_out_and_grace() {
+fn a_device_that_hangs_has_failed_behind_timeout_and_grace() {
     for filter in [OpFilter::Read, OpFilter::Write, OpFilter::Flush] {
         let (mut core, plan) = (TestCore::new(), FaultPlan::default());
         let (device, health) = core.supervise(memory(&plan));
         let begin = || match filter {
-            OpFilter::Read => device.read(Lba(7), block()),
-            OpFilter::Write => device.write(Lba(7), block()),
+            OpFilter::Read => device.read(Lba(7), block_buffer()),
+            OpFilter::Write => device.write(Lba(7), block_buffer()),
             OpFilter::Flush => device.flush(),
         };
         assert_eq!(outcome(&mut begin()), Some(Ok(())));
@@ -164,7 +169,7 @@ fn a_device_that_hangs_has_failed_behind_time_out_and_grace() {
             operations.iter_mut().map(outcome).filter(Option::is_none).count()
         };
         assert_eq!(pending(&mut core, Nanos(0)), 4);
-        assert_eq!(pending(&mut core, Nanos(TIME_OUT.0 - 1)), 4);
+        assert_eq!(pending(&mut core, Nanos(TIMEOUT.0 - 1)), 4);
         assert_eq!(pending(&mut core, Nanos(1)), 4);
         assert!(device.is_available());
         assert_eq!(pending(&mut core, Nanos(GRACE.0 - 1)), 4);
@@ -174,7 +179,7 @@ fn a_device_that_hangs_has_failed_behind_time_out_and_grace() {
             assert_eq!(ended.result, Err(DeviceError::Unavailable), "{filter:?} {at}");
             assert!(ended.buffer.is_none(), "the device has the buffer of what hangs");
         }
-        assert_eq!(health.failure(), Some(DeviceFailure::TimedOut(TIME_OUT)));
+        assert_eq!(health.failure(), Some(DeviceFailure::TimedOut(TIMEOUT)));
         assert!(!device.is_available());
         // Later operations are not tried, though the device would execute them.
         plan.clear();
@@ -182,15 +187,15 @@ fn a_device_that_hangs_has_failed_behind_time_out_and_grace() {
         assert!(
             device.read_in_place(Lba(0), 4096).is_none() && !device.write_in_place(Lba(0), 4096, &mut |_| ())
         );
-        assert_eq!(health.load().in_flight, 0);
+        assert_eq!(health.load().in_flight, 4, "the device has them still");
     }
 }
 
 #[test]
-fn a_core_that_was_stopped_for_longer_than_the_time_out_finds_its_operations_ended() {
+fn a_core_that_was_stopped_for_longer_than_the_timeout_finds_its_operations_ended() {
     let (mut core, inner) = (TestCore::new(), Rc::new(ManualDevice::default()));
     let (device, health) = core.supervise(Rc::clone(&inner) as Rc<dyn Device>);
-    let mut read = device.read(Lba(0), block());
+    let mut read = device.read(Lba(0), block_buffer());
     assert!(poll(&mut read).is_none());
     // The timer fires, and its task runs before the completion is seen.
     core.pass(Nanos::from_secs(3_600));
@@ -204,30 +209,30 @@ fn a_core_that_was_stopped_for_longer_than_the_time_out_finds_its_operations_end
 fn a_slow_device_that_makes_progress_has_not_failed_and_one_that_loses_an_operation_has() {
     let (mut core, inner) = (TestCore::new(), Rc::new(ManualDevice::default()));
     let (device, health) = core.supervise(Rc::clone(&inner) as Rc<dyn Device>);
-    // Each ends before the time-out of the one before it, the last behind many of its own.
-    let mut operations: Vec<DeviceFuture> = (0..8).map(|at| device.write(Lba(at), block())).collect();
+    // Each ends before the timeout of the one before it, the last behind many of its own.
+    let mut operations: Vec<DeviceFuture> = (0..8).map(|at| device.write(Lba(at), block_buffer())).collect();
     for at in 0..operations.len() {
         assert!(operations[at..].iter_mut().all(|operation| poll(operation).is_none()));
-        core.pass(Nanos(TIME_OUT.0 - 1));
+        core.pass(Nanos(TIMEOUT.0 - 1));
         assert!(operations[at + 1..].iter_mut().all(|operation| poll(operation).is_none()));
         inner.end_first();
         assert_eq!(outcome(&mut operations[at]), Some(Ok(())), "{at}");
     }
     assert_eq!(health.failure(), None);
     // The first does not end, though others do.
-    let mut lost = device.read(Lba(0), block());
+    let mut lost = device.read(Lba(0), block_buffer());
     let kept = inner.begun.borrow_mut().pop_front();
-    for round in 0..4 * TIME_OUTS_MAX {
+    for round in 0..4 * TIMEOUTS_MAX {
         assert!(poll(&mut lost).is_none(), "{round}");
-        let mut other = device.read(Lba(1), block());
-        core.pass(Nanos(TIME_OUT.0 / 4));
+        let mut other = device.read(Lba(1), block_buffer());
+        core.pass(Nanos(TIMEOUT.0 / 4));
         inner.end_first();
         assert_eq!(outcome(&mut other), Some(Ok(())), "{round}");
     }
     assert!(poll(&mut lost).is_none());
     core.pass(GRACE);
     assert_eq!(outcome(&mut lost), Some(Err(DeviceError::Unavailable)));
-    assert_eq!(health.failure(), Some(DeviceFailure::TimedOut(TIME_OUT)));
+    assert_eq!(health.failure(), Some(DeviceFailure::TimedOut(TIMEOUT)));
     drop(kept);
 }
 
@@ -235,23 +240,51 @@ fn a_slow_device_that_makes_progress_has_not_failed_and_one_that_loses_an_operat
 fn errors_of_some_blocks_are_no_failure_of_the_device() {
     let (mut core, plan) = (TestCore::new(), FaultPlan::default());
     let (device, health) = core.supervise(memory(&plan));
-    plan.add(FaultRule::within(OpFilter::Read, Lba(5), Lba(6), InjectedFault::Error(EIO)));
-    for _ in 0..10 * FAILURES_MIN {
-        core.pass(TIME_OUT);
-        assert_eq!(outcome(&mut device.read(Lba(5), block())), Some(Err(DeviceError::Io(EIO))));
-        assert_eq!(outcome(&mut device.read(Lba(6), block())), Some(Ok(())));
+    plan.add(FaultRule::within(OpFilter::Read, Lba(0), Lba(100), InjectedFault::Error(EIO)));
+    let fail = |block| {
+        assert_eq!(outcome(&mut device.read(Lba(block), block_buffer())), Some(Err(DeviceError::Io(EIO))));
+    };
+    for number in 0..10 * FAILURES_MIN {
+        core.pass(TIMEOUT);
+        fail(number % 100);
+        assert_eq!(outcome(&mut device.read(Lba(100), block_buffer())), Some(Ok(())));
     }
-    // Many at once, within the time-out.
+    // One block, again and again, and nothing else.
     for _ in 0..10 * FAILURES_MIN {
-        assert_eq!(outcome(&mut device.read(Lba(5), block())), Some(Err(DeviceError::Io(EIO))));
+        core.pass(Nanos(TIMEOUT.0 / 2));
+        fail(7);
     }
-    assert_eq!((health.failure(), health.load().errors), (None, 20 * FAILURES_MIN));
+    // Others, each behind a pause in which nothing was tried.
+    for number in 0..10 * FAILURES_MIN {
+        core.pass(Nanos(TIMEOUT.0 + 1));
+        fail(number % 100);
+    }
+    // Many at once, within the timeout.
+    core.pass(Nanos(TIMEOUT.0 + 1));
+    (0..10 * FAILURES_MIN).for_each(|number| fail(number % 100));
+    assert_eq!((health.failure(), health.load().errors), (None, 40 * FAILURES_MIN));
     // No success since: the device has failed.
-    core.pass(TIME_OUT);
-    assert_eq!(outcome(&mut device.read(Lba(5), block())), Some(Err(DeviceError::Io(EIO))));
-    let failure = DeviceFailure::Failing { span: TIME_OUT, last: DeviceError::Io(EIO) };
+    core.pass(TIMEOUT);
+    fail(5);
+    let failure = DeviceFailure::Failing { span: TIMEOUT, last: DeviceError::Io(EIO) };
     assert_eq!(health.failure(), Some(failure));
-    assert_eq!(outcome(&mut device.read(Lba(6), block())), Some(Err(DeviceError::Unavailable)));
+    assert_eq!(outcome(&mut device.read(Lba(100), block_buffer())), Some(Err(DeviceError::Unavailable)));
+}
+
+#[test]
+fn lost_blocks_are_no_failure_of_the_device() {
+    let (mut core, plan) = (TestCore::new(), FaultPlan::default());
+    let (device, health) = core.supervise(memory(&plan));
+    for code in [61, 84] {
+        plan.add(FaultRule::always(OpFilter::Read, InjectedFault::Error(code)));
+        for number in 0..10 * FAILURES_MIN {
+            core.pass(Nanos(TIMEOUT.0 / 2));
+            let read = outcome(&mut device.read(Lba(number % 100), block_buffer()));
+            assert_eq!(read, Some(Err(DeviceError::Io(code))));
+        }
+        plan.clear();
+    }
+    assert_eq!(health.failure(), None);
 }
 
 #[test]
@@ -259,9 +292,64 @@ fn a_device_that_is_gone_has_failed_at_once() {
     let (core, plan) = (TestCore::new(), FaultPlan::default());
     let (device, health) = core.supervise(memory(&plan));
     plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Error(ENODEV)).once(1));
-    assert_eq!(outcome(&mut device.write(Lba(1), block())), Some(Ok(())));
-    assert_eq!(outcome(&mut device.write(Lba(1), block())), Some(Err(DeviceError::Io(ENODEV))));
+    assert_eq!(outcome(&mut device.write(Lba(1), block_buffer())), Some(Ok(())));
+    assert_eq!(outcome(&mut device.write(Lba(1), block_buffer())), Some(Err(DeviceError::Io(ENODEV))));
     assert_eq!(health.failure(), Some(DeviceFailure::Removed(ENODEV)));
-    assert_eq!(outcome(&mut device.read(Lba(1), block())), Some(Err(DeviceError::Unavailable)));
+    assert_eq!(outcome(&mut device.read(Lba(1), block_buffer())), Some(Err(DeviceError::Unavailable)));
     assert!(health.failure().expect("failed").to_string().contains("No such device"));
+}
+
+/// A queue whose first operation ends when the test says so.
+#[derive(Clone, Default)]
+struct HeldQueue(Rc<RefCell<VecDeque<u32>>>, Rc<RefCell<Vec<u32>>>);
+
+impl DeviceQueue for HeldQueue {
+    fn open(&mut self, _source: &DeviceSource) -> std::io::Result<FileId> {
+        unreachable!("the test gives devices their numbers")
+    }
+    fn close(&mut self, _file: FileId) {}
+    fn submit(&mut self, token: u32, _file: FileId, _operation: IoOperation) {
+        self.0.borrow_mut().push_back(token);
+    }
+    fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>) {
+        let ended = std::mem::take(&mut *self.1.borrow_mut());
+        completions
+            .extend(ended.into_iter().map(|token| (token, IoCompletion { buffer: None, result: Ok(()) })));
+    }
+    fn in_flight(&self) -> usize {
+        self.0.borrow().len()
+    }
+}
+
+#[test]
+fn waiting_for_the_queue_of_the_core_is_no_failure_of_the_device() {
+    let queue = HeldQueue::default();
+    let channel = DeviceHandle::new(Box::new(queue.clone()), 1);
+    let handle = ReactorHandle::new(CoreWaker::without_eventfd(), channel.clone(), CpuTime::simulated());
+    let mut core = TestCore { handle, now: Nanos::from_secs(100) };
+    core.pass(Nanos(0));
+    let geometry = Geometry { block_bytes: 4096, blocks: 256, volatile: false };
+    let file = |number: u32| FileDevice::new(channel.clone(), FileId(number), geometry, number.to_string());
+    let other = file(1);
+    let (device, health) = core.supervise(Rc::new(file(2)));
+    let mut first = other.flush();
+    let mut waiting = device.flush();
+    for _ in 0..10 * TIMEOUTS_MAX {
+        assert!(poll(&mut first).is_none() && poll(&mut waiting).is_none());
+        core.pass(TIMEOUT);
+    }
+    assert_eq!(health.failure(), None);
+    // It begins now, and hangs.
+    let token = queue.0.borrow_mut().pop_front().expect("the first has begun");
+    queue.1.borrow_mut().push(token);
+    assert_eq!(channel.poll(), 1);
+    assert_eq!(outcome(&mut first), Some(Ok(())));
+    assert!(poll(&mut waiting).is_none());
+    core.pass(Nanos(TIMEOUT.0 - 1));
+    assert!(poll(&mut waiting).is_none());
+    core.pass(GRACE);
+    assert!(poll(&mut waiting).is_none(), "it began at most a grace ago");
+    core.pass(GRACE);
+    assert_eq!(outcome(&mut waiting), Some(Err(DeviceError::Unavailable)));
+    assert_eq!(health.failure(), Some(DeviceFailure::TimedOut(TIMEOUT)));
 }

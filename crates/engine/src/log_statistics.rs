@@ -44,7 +44,7 @@ pub struct LogStatistics {
     /// Reads since the opening that met a chunk which was opened meanwhile, and were repeated.
     pub repeated_reads: u64,
     /// Segment images since the opening that an operation found in memory.
-    pub recent_images: u64,
+    pub image_cache_hits: u64,
     /// Writes since the opening that waited for space.
     pub waited_writes: u64,
     /// Rounds of compaction since the opening that advanced the head of a log.

@@ -251,7 +251,7 @@ fn operations_on_a_segment_in_memory_do_not_read_it() {
         let value = value.expect("no fault").expect("is there");
         (operation_of(&key_of(index), value.as_bytes()), reads, writes)
     };
-    let found = || engine.statistics().log.expect("it has logs").recent_images;
+    let found = || engine.statistics().log.expect("it has logs").image_cache_hits;
     let mut read_first = 0;
     for index in 0..20 {
         for other in 100..160 {

@@ -17,8 +17,8 @@ pub const DEFAULT_PORT: u16 = 4420;
 pub const REQUESTS_MAX: usize = 1 << 24;
 /// Shortest time after which an unused iterator ends.
 pub const ITERATOR_IDLE_MIN: Nanos = Nanos::from_secs(1);
-/// The least [`NodeConfig::device_time_out`].
-pub const DEVICE_TIME_OUT_MIN: Nanos = Nanos::from_secs(1);
+/// The least [`NodeConfig::device_timeout`].
+pub const DEVICE_TIMEOUT_MIN: Nanos = Nanos::from_secs(1);
 /// Highest namespace identifier.
 pub const NAMESPACE_ID_MAX: u32 = 1024;
 /// Highest ANA group identifier.
@@ -158,8 +158,8 @@ pub struct NodeConfig {
     pub driver: DeviceDriver,
     /// Most device operations in flight, per core.
     pub device_depth: usize,
-    /// The time after which an operation that has not ended makes one of several devices of a namespace a failed one, at least [`DEVICE_TIME_OUT_MIN`].
-    pub device_time_out: Nanos,
+    /// The time without a completed operation after which one of several devices of a namespace has failed, at least [`DEVICE_TIMEOUT_MIN`].
+    pub device_timeout: Nanos,
     /// Size of the buffer pool in bytes, per core; at least four times the longest value.
     pub buffer_bytes: usize,
     /// Most TCP connections of the node.
@@ -204,7 +204,7 @@ impl Default for NodeConfig {
             polling: Polling::default(),
             driver: DeviceDriver::Auto,
             device_depth: 256,
-            device_time_out: Nanos::from_secs(30),
+            device_timeout: Nanos::from_secs(30),
             buffer_bytes: 256 << 20,
             connections_max: 1024,
             requests_max: 16 * 1024,

@@ -56,7 +56,7 @@ mod time_budget;
 mod validate;
 
 pub use config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIME_OUT_MIN, DeviceConfig, ExistingDataPolicy,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIMEOUT_MIN, DeviceConfig, ExistingDataPolicy,
     ITERATOR_IDLE_MIN, NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
     default_compact_bytes_per_second,
 };

@@ -35,7 +35,7 @@ pub(crate) struct NamespaceDevice {
 #[derive(Clone)]
 struct DeviceSupervision {
     health: Arc<DeviceHealth>,
-    time_out: Nanos,
+    timeout: Nanos,
     /// The devices of its namespace.
     devices: usize,
 }
@@ -104,7 +104,7 @@ impl NamespaceDevice {
     /// A device does not open; one of several has not failed, but is in use or none.
     pub fn open_all(
         config: &NamespaceConfig,
-        time_out: Nanos,
+        timeout: Nanos,
     ) -> Result<(Vec<NamespaceDevice>, bool), StartError> {
         let exists =
             |device: &DeviceConfig| matches!(device, DeviceConfig::File { path, .. } if path.exists());
@@ -135,7 +135,7 @@ impl NamespaceDevice {
         if devices.len() > 1 {
             let count = devices.len();
             let supervise = |device: &mut NamespaceDevice| {
-                let supervision = DeviceSupervision { health: Arc::default(), time_out, devices: count };
+                let supervision = DeviceSupervision { health: Arc::default(), timeout, devices: count };
                 device.supervision = Some(supervision);
             };
             devices.iter_mut().for_each(supervise);
@@ -167,9 +167,10 @@ pub(crate) fn open_for_core(
 
 impl OpenDevice for NamespaceDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        // One of several that hangs leaves most of the core's queue to the others.
+        // One of several that hangs leaves most of the core's queue to the others, and all of them half to other namespaces.
         let channel = handle.devices();
-        let part_of = |supervision: &DeviceSupervision| (channel.concurrency() / supervision.devices).max(1);
+        let part_of =
+            |supervision: &DeviceSupervision| (channel.concurrency() / (2 * supervision.devices)).max(1);
         let device = self.storage.open_for_core(&channel, self.supervision.as_ref().map(part_of))?;
         let device: Rc<dyn Device> = match &self.drive_model {
             None => device,
@@ -177,8 +178,8 @@ impl OpenDevice for NamespaceDevice {
         };
         Ok(match &self.supervision {
             None => device,
-            Some(DeviceSupervision { health, time_out, .. }) => {
-                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *time_out))
+            Some(DeviceSupervision { health, timeout, .. }) => {
+                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *timeout))
             }
         })
     }

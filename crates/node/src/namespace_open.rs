@@ -37,7 +37,7 @@ use std::rc::Rc;
 pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
-    pub device_time_out: Nanos,
+    pub device_timeout: Nanos,
     pub durability: Durability,
     /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
     pub compact_bytes_per_second: Option<u64>,
@@ -55,7 +55,7 @@ impl NamespaceOpenOptions {
         NamespaceOpenOptions {
             driver: config.driver,
             device_depth: config.device_depth,
-            device_time_out: config.device_time_out,
+            device_timeout: config.device_timeout,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
             scrub_bytes_per_second: config.scrub_bytes_per_second,
@@ -83,7 +83,7 @@ impl OpenNamespace {
         config: &NamespaceConfig,
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, StartError> {
-        let (namespace_devices, are_new) = NamespaceDevice::open_all(config, options.device_time_out)?;
+        let (namespace_devices, are_new) = NamespaceDevice::open_all(config, options.device_timeout)?;
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
         let devices = open_for_core(&namespace_devices, &handle).map_err(StartError::System)?;
         let volume = match &config.command_set {
@@ -392,7 +392,7 @@ mod tests {
         let options = NamespaceOpenOptions {
             driver: DeviceDriver::Threads,
             device_depth: 1,
-            device_time_out: Nanos::from_secs(30),
+            device_timeout: Nanos::from_secs(30),
             durability: Durability::PowerSafe,
             compact_bytes_per_second: Some(0),
             scrub_bytes_per_second: 0,

@@ -3,7 +3,7 @@
 //! In: a configuration. Out: nothing, or the first invalid setting with its valid values.
 
 use crate::config::{
-    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIME_OUT_MIN, DeviceConfig, ITERATOR_IDLE_MIN,
+    ANA_GROUPS_MAX, CACHE_BYTES_MIN, CommandSetConfig, DEVICE_TIMEOUT_MIN, DeviceConfig, ITERATOR_IDLE_MIN,
     NAMESPACE_ID_MAX, NamespaceConfig, NodeConfig, PREPARE_BYTES_MAX, REQUESTS_MAX,
 };
 use crate::error::StartError;
@@ -47,8 +47,8 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if config.device_depth == 0 || config.requests_max == 0 || config.connections_max == 0 {
         return invalid("device_depth, requests_max, connections_max", "must be at least 1");
     }
-    if config.device_time_out < DEVICE_TIME_OUT_MIN {
-        return invalid("device_time_out", "must be at least one second");
+    if config.device_timeout < DEVICE_TIMEOUT_MIN {
+        return invalid("device_timeout", "must be at least one second");
     }
     if config.requests_max > REQUESTS_MAX {
         return invalid("requests_max", &format!("must be at most {REQUESTS_MAX}"));

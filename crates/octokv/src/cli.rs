@@ -176,7 +176,7 @@ pub struct ServeArgs {
     /// Time after which an iterator that its host does not use ends, in seconds.
     #[arg(long, value_name = "SECONDS")]
     pub iterator_idle_s: Option<u64>,
-    /// Time after which one of several devices of a namespace has failed if an operation does not end, in seconds.
+    /// Time without a completed operation after which one of several devices of a namespace has failed, in seconds.
     #[arg(long, value_name = "SECONDS")]
     pub device_timeout_s: Option<u64>,
     /// Engine lsm: values that an iterator reads ahead, 0 to 64, or `auto`: by the latency of reads and the pace of the host.

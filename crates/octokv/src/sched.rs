@@ -335,11 +335,12 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     writeln!(out, "  key logs: {key_chunks} chunks, {keys} live; {entries} of entries")?;
     writeln!(out, "  value logs: {value_chunks} chunks, {values} live")?;
     writeln!(out, "  memory: segment tables {segment_table}, chunk table {chunk_table}")?;
-    let LogReport { batches, images, markers, splits, waited_writes, repeated_reads, recent_images, .. } =
-        log;
+    let LogReport {
+        batches, images, markers, splits, waited_writes, repeated_reads, image_cache_hits, ..
+    } = log;
     writeln!(out, "  {batches} batches: {images} segment images, {markers} markers; {splits} splits")?;
     write!(out, "  {waited_writes} writes waited for space; {repeated_reads} reads repeated, ")?;
-    writeln!(out, "{recent_images} segment images found in memory")?;
+    writeln!(out, "{image_cache_hits} segment images found in memory")?;
     let LogReport { compaction_rounds, moved_images, visited_segments, moved_values, .. } = log;
     write!(out, "  compaction: {compaction_rounds} rounds, {moved_images} images moved, ")?;
     writeln!(out, "{visited_segments} segments visited, {moved_values} values moved: {moved}")?;

@@ -171,10 +171,12 @@ pub trait DeviceQueue {
     fn submit(&mut self, token: u32, file: FileId, operation: IoOperation);
     /// Starts the submitted operations and appends the completed ones, each with its token.
     fn poll(&mut self, completions: &mut Vec<(u32, IoCompletion)>);
-    /// The most operations that proceed at the same time: further ones wait, of whatever device the others are.
+    /// The most operations that proceed at once, over all devices of the queue; further ones wait.
     fn concurrency(&self) -> usize {
         usize::MAX
     }
+    /// From now on a drop of the queue does not wait for operations in flight, of which some will not end: their buffers and devices stay as they are.
+    fn give_up_in_flight(&mut self) {}
     /// The number of operations submitted and not yet returned by `poll`.
     fn in_flight(&self) -> usize;
     /// An eventfd that is signalled by completions after a `poll` that returned none; a sleeping reactor waits on it.
@@ -261,6 +263,11 @@ impl DeviceHandle {
         inner.depth.min(inner.queue.concurrency())
     }
 
+    /// See [`DeviceQueue::give_up_in_flight`].
+    pub fn give_up_in_flight(&self) {
+        self.0.borrow_mut().queue.give_up_in_flight();
+    }
+
     /// Opens a device on this core.
     ///
     /// # Errors
@@ -274,7 +281,7 @@ impl DeviceHandle {
     ///
     /// # Panics
     /// If `depth` is 0.
-    pub fn bound(&self, file: FileId, depth: usize) {
+    pub fn set_depth(&self, file: FileId, depth: usize) {
         assert!(depth > 0, "a device without operations");
         let bound = DeviceBound { file, depth, in_flight: 0, queued: VecDeque::new() };
         let bounds = &mut self.0.borrow_mut().bounds;
@@ -494,6 +501,13 @@ pub struct CompletionFuture {
 
 /// The `slot` of a future that has returned its completion.
 const SLOT_TAKEN: u32 = u32::MAX;
+
+impl CompletionFuture {
+    /// Whether the operation is at the queue, or has ended: false while it waits for the depth of the core or of its device.
+    pub fn has_begun(&self) -> bool {
+        self.slot == SLOT_TAKEN || self.devices.0.borrow().slots[self.slot as usize].state != OpState::Queued
+    }
+}
 
 impl Future for CompletionFuture {
     type Output = IoCompletion;

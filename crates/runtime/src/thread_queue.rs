@@ -49,6 +49,8 @@ pub struct ThreadQueue {
     /// The open files, by [`FileId`].
     files: Slab<Arc<DeviceFile>>,
     in_flight: usize,
+    /// Whether a drop waits for the workers.
+    is_awaited: bool,
 }
 
 impl ThreadQueue {
@@ -64,8 +66,8 @@ impl ThreadQueue {
             completion_count: AtomicUsize::new(0),
             core_waker,
         });
-        let mut queue =
-            ThreadQueue { shared, workers: Vec::with_capacity(threads), files: Slab::new(), in_flight: 0 };
+        let workers = Vec::with_capacity(threads);
+        let mut queue = ThreadQueue { shared, workers, files: Slab::new(), in_flight: 0, is_awaited: true };
         for _ in 0..threads.max(1) {
             let shared = Arc::clone(&queue.shared);
             // A failure drops `queue`, which ends the workers already started.
@@ -142,6 +144,10 @@ impl DeviceQueue for ThreadQueue {
         self.workers.len()
     }
 
+    fn give_up_in_flight(&mut self) {
+        self.is_awaited = false;
+    }
+
     fn open(&mut self, source: &DeviceSource) -> io::Result<FileId> {
         Ok(FileId(self.files.insert(source.kernel_file()?) as u32))
     }
@@ -176,7 +182,8 @@ impl Drop for ThreadQueue {
     fn drop(&mut self) {
         lock(&self.shared.work_queue).is_closing = true;
         self.shared.work_available.notify_all();
-        for worker in self.workers.drain(..) {
+        // Workers that are not awaited end by themselves, once their operations do.
+        for worker in self.workers.drain(..).filter(|_| self.is_awaited) {
             // A worker's panic was printed by the panic hook.
             let _ = worker.join();
         }

@@ -76,6 +76,11 @@ impl DeviceQueue for UringQueue {
         }
     }
 
+    fn give_up_in_flight(&mut self) {
+        self.driver.give_up_in_flight();
+        self.trim_queue.iter_mut().for_each(ThreadQueue::give_up_in_flight);
+    }
+
     fn in_flight(&self) -> usize {
         self.driver.in_flight() + self.trim_queue.as_ref().map_or(0, ThreadQueue::in_flight)
     }

@@ -377,8 +377,8 @@ fn a_bounded_device_that_hangs_leaves_the_queue_to_the_others() {
     let (queue, scratch) = (ManualQueue::default(), ScratchFile::new("bounded"));
     let devices = DeviceHandle::new(Box::new(queue.clone()), 8);
     let [hung, other, free] = [0; 3].map(|_| devices.open(&scratch.source).unwrap());
-    devices.bound(hung, 3);
-    devices.bound(other, 2);
+    devices.set_depth(hung, 3);
+    devices.set_depth(other, 2);
     let read = |file, offset| devices.submit(file, IoOperation::Read { offset, buffer: Buffer::zeroed(512) });
     let of_hung: Vec<_> = (0..20).map(|at| read(hung, at)).collect();
     let mut of_other: Vec<_> = (0..4).map(|at| read(other, at)).collect();
@@ -427,7 +427,7 @@ fn a_bounded_device_that_hangs_leaves_the_queue_to_the_others() {
         }
     }
     let reopened = devices.open(&scratch.source).unwrap();
-    devices.bound(reopened, 1);
+    devices.set_depth(reopened, 1);
     for at in [0, 2, 3] {
         queue.complete(hung, at);
     }

@@ -6,7 +6,7 @@ use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
 use crate::scenario::{FaultKind, KvScenarioPlan, PhaseEnd, Scenario, ScheduledFault};
-use crate::sim_node::DEVICE_TIME_OUT;
+use crate::sim_node::DEVICE_TIMEOUT;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
@@ -47,7 +47,7 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
         if random.one_in(3) {
             let kind = FaultKind::HangDisk { node: 0, disk: random.below(disks) as usize };
             let after_commands = random.below(30);
-            phase.faults.insert(0, ScheduledFault { after_commands, duration: DEVICE_TIME_OUT, kind });
+            phase.faults.insert(0, ScheduledFault { after_commands, duration: DEVICE_TIMEOUT, kind });
             // It has failed until the node is started again.
             if matches!(phase.end, PhaseEnd::Quiesce) {
                 phase.end = PhaseEnd::Restart;

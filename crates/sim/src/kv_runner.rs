@@ -380,7 +380,7 @@ impl KvRunner {
                 stats.moved_values += log.moved_values;
                 stats.markers += log.markers;
                 stats.repeated_reads += log.repeated_reads;
-                stats.recent_images += log.recent_images;
+                stats.image_cache_hits += log.image_cache_hits;
                 stats.waited_writes += log.waited_writes;
                 stats.lost_values += log.lost_values;
                 assert_eq!(log.miscounts, 0, "live contents are counted wrongly");

@@ -79,7 +79,7 @@ impl SimStorage {
         }
     }
 
-    /// The device on this storage, which is a disk of a node, with injected faults. With `bounds`, a depth and a time-out, it is supervised.
+    /// The device on this storage, which is a disk of a node, with injected faults. With `bounds`, a depth and a timeout, it is supervised.
     pub fn device(
         &self,
         sim: &SimEnv,
@@ -110,7 +110,7 @@ enum StorageSource {
 pub struct SimDevice {
     source: StorageSource,
     faults: (DiskFaults, usize),
-    /// Its health, its depth and its time-out.
+    /// Its health, its depth and its timeout.
     supervision: Option<(Arc<DeviceHealth>, (usize, Nanos))>,
 }
 
@@ -133,8 +133,8 @@ impl OpenDevice for SimDevice {
         let device: Rc<dyn Device> = Rc::new(FaultyDisk::new(device, self.faults.clone(), handle.clone()));
         Ok(match &self.supervision {
             None => device,
-            Some((health, (_, time_out))) => {
-                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *time_out))
+            Some((health, (_, timeout))) => {
+                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *timeout))
             }
         })
     }

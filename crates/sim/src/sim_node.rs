@@ -27,8 +27,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-/// The time-out of several disks of a node, longer than any delay of an operation.
-pub const DEVICE_TIME_OUT: Nanos = Nanos::from_secs(2);
+/// The timeout of several disks of a node, longer than any delay of an operation.
+pub const DEVICE_TIMEOUT: Nanos = Nanos::from_secs(2);
 
 const PORT: u16 = 4420;
 /// Messages of a ring between cores: so few that rings are full at times.
@@ -114,7 +114,7 @@ impl SimNode {
     /// The device on a storage of the host, which is the disk with this number, with the injected faults. Several are supervised, as a node does.
     pub fn device(&self, storage: &SimStorage, disk: usize) -> SimDevice {
         let depth = (self.plan.device_depth / self.plan.devices.max(1)).max(1);
-        let bounds = (self.plan.devices > 1).then_some((depth, DEVICE_TIME_OUT));
+        let bounds = (self.plan.devices > 1).then_some((depth, DEVICE_TIMEOUT));
         storage.device(&self.sim, (&self.faults, disk), bounds)
     }
 

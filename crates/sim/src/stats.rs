@@ -21,7 +21,7 @@ pub struct LogWorkStats {
     /// Lookups repeated because a chunk was reused meanwhile.
     pub repeated_reads: u64,
     /// Segment images that operations found in memory.
-    pub recent_images: u64,
+    pub image_cache_hits: u64,
     /// Writes that waited for space.
     pub waited_writes: u64,
     /// Values of which compaction found the record damaged.

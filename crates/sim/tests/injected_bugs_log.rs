@@ -23,7 +23,7 @@ fn segments_are_split_and_logs_compacted_beside_crashes() {
         log.moved_values += stats.log.moved_values;
         log.markers += stats.log.markers;
         log.repeated_reads += stats.log.repeated_reads;
-        log.recent_images += stats.log.recent_images;
+        log.image_cache_hits += stats.log.image_cache_hits;
         log.waited_writes += stats.log.waited_writes;
         log.replays += stats.log.replays;
         checkpoints += stats.checkpoints;
@@ -33,7 +33,7 @@ fn segments_are_split_and_logs_compacted_beside_crashes() {
     }
     assert!(log.splits > 100 && log.rounds > 500 && log.markers > 500, "{log:?}");
     assert!(log.moved_images > 500 && log.moved_values > 1_000, "{log:?}");
-    assert!(log.recent_images > 1_000, "{log:?}");
+    assert!(log.image_cache_hits > 1_000, "{log:?}");
     assert!(log.repeated_reads > 0 && log.waited_writes > 50 && log.replays > 10, "{log:?}");
     assert!(checkpoints > 200 && crashes > 20, "{checkpoints} checkpoints, {crashes} crashes");
     assert!(errors > 20 && bits > 10, "{errors} device errors, {bits} flipped bits");

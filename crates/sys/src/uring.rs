@@ -91,6 +91,8 @@ pub struct UringDriver {
     completion_event: Arc<EventFd>,
     /// Whether the kernel signals completions by `completion_event`.
     is_armed: bool,
+    /// Whether a drop waits for the operations in flight.
+    is_awaited: bool,
     /// The kernel ties a SINGLE_ISSUER ring to a thread, so it does not move between threads.
     _one_thread: PhantomData<*const ()>,
 }
@@ -114,6 +116,7 @@ impl UringDriver {
             ring,
             completion_event,
             is_armed: true,
+            is_awaited: true,
             operations: Slab::with_capacity(entries as usize),
             overflow_queue: VecDeque::with_capacity(entries as usize),
             files: Slab::new(),
@@ -314,6 +317,11 @@ impl UringDriver {
         before - self.in_flight()
     }
 
+    /// From now on a drop does not wait for operations in flight, of which some will not end. Their buffers and files are leaked.
+    pub fn give_up_in_flight(&mut self) {
+        self.is_awaited = false;
+    }
+
     /// Blocks until at least one operation is complete, if any is in flight. For drop and tools.
     ///
     /// # Errors
@@ -357,7 +365,7 @@ fn push_entry(ring: &mut IoUring, entry: &squeue::Entry) -> bool {
 impl Drop for UringDriver {
     fn drop(&mut self) {
         while !self.operations.is_empty() {
-            if self.wait().is_err() {
+            if !self.is_awaited || self.wait().is_err() {
                 // The kernel may still write to these buffers, so their memory must never be reused.
                 std::mem::forget(std::mem::take(&mut self.operations));
                 std::mem::forget(std::mem::take(&mut self.files));

@@ -210,7 +210,7 @@ impl LogCore {
             return None;
         }
         let entries = self.recent.borrow_mut().find(store.id, segment, place, pool)?;
-        self.volume.counters.recent_images.fetch_add(1, Ordering::Relaxed);
+        self.volume.counters.image_cache_hits.fetch_add(1, Ordering::Relaxed);
         let (unit, chain) = (place.unit(), place.chain());
         Some(ImageLookup { level, image: Some(FoundImage { entries, unit, opens, chain, damaged: 0 }) })
     }
@@ -367,7 +367,7 @@ impl LogCore {
         if !image.is_empty()
             && let Some(entries) = self.recent.borrow_mut().find(store.id, segment, image, &self.volume.pool)
         {
-            self.volume.counters.recent_images.fetch_add(1, Ordering::Relaxed);
+            self.volume.counters.image_cache_hits.fetch_add(1, Ordering::Relaxed);
             load.end(Ok(SegmentImage::clone(&entries)));
             return Ok(HeldSegment::new(store, segment));
         }

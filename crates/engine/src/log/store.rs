@@ -50,8 +50,8 @@ pub(super) struct Store {
     pub range: RingRange,
     pub state: Mutex<StoreState>,
     pub tail: Mutex<ValueTail>,
-    /// Writes of a key decide in the order in which they began.
-    key_turns: KeyLocks,
+    /// A write of a key has its lock until it has decided.
+    key_locks: KeyLocks,
 }
 
 /// A chunk in front of the head of its log that is not free yet.
@@ -151,8 +151,8 @@ pub(super) struct ClaimedImage {
     pub source: ChangeSource,
 }
 
-/// The number of a key's turn. Keys that differ in the last bit of their prefix share one.
-fn turn_number(prefix: HashPrefix) -> u64 {
+/// The number of a key's lock. Shifted, since `u64::MAX` is none: two neighbouring prefixes share a lock.
+fn lock_number(prefix: HashPrefix) -> u64 {
     prefix.0 >> 1
 }
 
@@ -187,7 +187,7 @@ impl Store {
             replay_start: parts.replay_start,
             is_lost: parts.is_lost,
         };
-        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail), key_turns: KeyLocks::default() }
+        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail), key_locks: KeyLocks::default() }
     }
 
     /// The prefix of a position in its range.
@@ -198,18 +198,12 @@ impl Store {
     /// Whether a key is known to be absent without an access: its segment has no image, and no write of it has begun.
     pub(super) fn is_absent(&self, prefix: HashPrefix) -> bool {
         let state = self.state.lock();
-        state.is_absent(prefix) && !self.key_turns.is_locked(turn_number(prefix))
+        state.is_absent(prefix) && !self.key_locks.is_locked(lock_number(prefix))
     }
 
-    /// The place of a write in the order of those of its key, from this call on. What it gives has the turn when it is ready, until the guard is dropped.
-    pub(super) fn turn_of_key(&self, prefix: HashPrefix) -> impl Future<Output = KeyGuard<'_>> {
-        let turn = self.key_turns.lock_or_queue(turn_number(prefix));
-        async move {
-            match turn {
-                Ok(guard) => guard,
-                Err(waiter) => waiter.await,
-            }
-        }
+    /// Locks a key behind the earlier writes of it. A write has the lock until it has decided.
+    pub(super) async fn lock_key(&self, prefix: HashPrefix) -> KeyGuard<'_> {
+        self.key_locks.lock(lock_number(prefix)).await
     }
 
     /// Notes that the images up to a sequence number are durable, frees the chunks that waited for them, and gives how many.

@@ -35,7 +35,7 @@ pub(super) struct LogCounters {
     /// Reads that met a chunk which was opened meanwhile, and were repeated.
     pub repeated_reads: AtomicU64,
     /// Segment images that operations found in memory.
-    pub recent_images: AtomicU64,
+    pub image_cache_hits: AtomicU64,
     /// Segments that were split.
     pub splits: AtomicU64,
     /// Checkpoints.

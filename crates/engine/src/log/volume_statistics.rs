@@ -43,7 +43,7 @@ impl LogVolume {
             markers: load(&counters.markers),
             splits: load(&counters.splits),
             repeated_reads: load(&counters.repeated_reads),
-            recent_images: load(&counters.recent_images),
+            image_cache_hits: load(&counters.image_cache_hits),
             waited_writes: self.passes.waited_writes(),
             compaction_rounds: load(&counters.compaction_rounds),
             moved_images: load(&counters.moved_images),

@@ -1,8 +1,8 @@
 //! The changes that one core makes: put and delete.
 //!
 //! ```text
-//!   put   [its turn] ─▶ pass ─▶ value record into the tail, its write  ┐
-//!                               segment acquired: its image            ┘ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
+//!   put   key lock ─▶ pass ─▶ value record into the tail, its write  ┐
+//!                             segment acquired: its image            ┘ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
 //! ```
 //! In: keys, values, conditions. Out: outcomes, once what they depend on is published. Invariants: an entry enters an image only after the write
 //! of its record has ended; decisions on a segment are made one after another, on its newest image; what a segment's image refers to is
@@ -22,12 +22,12 @@ use super::space_pass::{PassKind, SpaceFull, SpaceNeed};
 use super::store::{EntryChange, Store, StoreState};
 use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
 use super::value_writes::AppendedValue;
+use crate::common::key_locks::KeyGuard;
 use crate::common::record::{LAYOUT, RecordFlags, RecordFormat, RecordMeta};
 use crate::common::write_rules::{self, KnownKey, Remains};
 use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue};
 use octokv_base::{Key, UnixTime, Version};
 use octokv_device::DeviceError;
-use std::pin::pin;
 
 /// The longest entry without its key, of a value in one place or two, in bytes.
 const ENTRY_BYTES_WITHOUT_KEY: u64 = 64;
@@ -114,9 +114,11 @@ impl LogCore {
             return Err(EngineError::ReadOnly);
         }
         let (store, prefix) = volume.place_of_key(key);
+        // Behind the earlier writes of the key, of which one may have lost its caller. Who waits for the lock has no pass, which its holder may wait for.
+        let lock = store.lock_key(prefix).await;
         let need = self.put_need(&put);
         let Ok(pass) = self.take_pass(need).await? else { return Ok(PutOutcome::Full) };
-        let stored = self.put_with_pass(store, prefix, &put).await;
+        let stored = self.put_with_pass(store, prefix, &put, lock).await;
         drop(pass);
         match stored {
             // A value that the device has no space for.
@@ -130,16 +132,14 @@ impl LogCore {
         store: &Store,
         prefix: HashPrefix,
         put: &Put<'_>,
+        lock: KeyGuard<'_>,
     ) -> Result<PutOutcome, EngineError> {
-        // Behind the earlier writes of the key, of which one may have lost its caller.
-        let turn = store.turn_of_key(prefix);
         let mut record = None;
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
         }
         // The segment that the last attempt held: it stays in memory, so that it is not read again.
         let mut kept = None;
-        let (mut turn, mut guard) = (pin!(turn), None);
         loop {
             let held = match (kept.take(), &mut record) {
                 (Some(held), _) => held,
@@ -151,19 +151,16 @@ impl LogCore {
                 }
                 (None, None) => self.acquire(store, prefix).await?,
             };
-            if guard.is_none() {
-                guard = Some(turn.as_mut().await);
-            }
             let step = held.with(|state, segment| self.put_step(state, segment, put, record.as_ref()));
             match step {
                 PutStep::Changed(wait) => {
-                    drop((held, record, guard));
+                    drop((held, record, lock));
                     self.commit(store, wait).await?;
                     self.note_growth(store).await?;
                     return Ok(PutOutcome::Stored);
                 }
                 PutStep::Refused(outcome, wait) => {
-                    drop((held, record, guard));
+                    drop((held, record, lock));
                     if let Some(wait) = wait {
                         self.commit(store, wait).await?;
                     }
@@ -279,14 +276,13 @@ impl LogCore {
         if version == Version::NONE && store.is_absent(prefix) {
             return Ok(DeleteOutcome::NotFound);
         }
+        let lock = store.lock_key(prefix).await;
         let need = self.delete_need(key, version);
         let no_space = || device_error(DeviceError::NoSpace, store.id);
         let pass = self.take_pass(need).await?.map_err(|SpaceFull| no_space())?;
-        let turn = store.turn_of_key(prefix);
         let held = self.acquire(store, prefix).await?;
-        let turn = turn.await;
         let (outcome, wait) = held.with(|state, segment| self.delete_step(state, segment, key, version))?;
-        drop((held, turn));
+        drop((held, lock));
         if let Some(wait) = wait {
             self.commit(store, wait).await?;
         }

@@ -260,7 +260,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         join_all(self.opened_members().map(|(engine, ..)| engine.run_abandoned())).await;
     }
 
-    /// Those that are absent have nothing to write.
+    /// Closes the volumes on the devices that serve. One on a device that has failed is not shut down cleanly, and recovers when it is opened again.
     async fn close(&self) -> Result<(), EngineError> {
         let of_member = async |(engine, place): (&E, MemberPlace)| {
             engine.close().await.map_err(|error| place.engine_error(error))
