@@ -45,7 +45,7 @@ fn disks_hang_beside_crashes_and_others_serve() {
         "{hung} runs, {unavailable} commands, {crashes} crashes"
     );
     assert!(
-        served > 20 * unavailable,
+        served > 5 * unavailable,
         "{served} commands, {unavailable} of them on keys of a disk that hangs"
     );
 }

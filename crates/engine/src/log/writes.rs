@@ -114,7 +114,7 @@ impl LogCore {
             return Err(EngineError::ReadOnly);
         }
         let (store, prefix) = volume.place_of_key(key);
-        // Behind the earlier writes of the key, of which one may have lost its caller. Who waits for the lock has no pass, which its holder may wait for.
+        // Behind the earlier writes of the key, of which one may have lost its caller. A waiter for the lock has no pass, since the holder may wait for space.
         let lock = store.lock_key(prefix).await;
         let need = self.put_need(&put);
         let Ok(pass) = self.take_pass(need).await? else { return Ok(PutOutcome::Full) };
