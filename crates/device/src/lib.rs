@@ -96,6 +96,11 @@ pub struct IoResult {
 }
 
 impl IoResult {
+    /// That of an operation on a device that is not available.
+    pub fn unavailable(buffer: Option<Buffer>) -> IoResult {
+        IoResult { buffer, result: Err(DeviceError::Unavailable) }
+    }
+
     /// The buffer of a successful read.
     ///
     /// # Errors

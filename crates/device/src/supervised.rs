@@ -4,7 +4,7 @@
 //!   operation ─▶ failed? Unavailable ─▶ started ─▶ result ─▶ counted
 //!                                          └─▶ nothing of the device ends for the timeout and a grace: it has failed, Unavailable
 //! ```
-//! In: operations of one core. Out: their results; of a failed device [`DeviceError::Unavailable`]. Invariants: once the device has failed no operation is started; one that hangs keeps
+//! In: operations of one core. Out: their results; of a failed device [`crate::DeviceError::Unavailable`]. Invariants: once the device has failed no operation is started; one that hangs keeps
 //! its buffer and its slot in the core's queue (whose share of the device is bounded there: [`octokv_runtime::DeviceHandle::set_depth`]), and its caller goes on without both.
 //!
 //! The timeout begins when the operation leaves the queue of the core, and again while others of the device end, up to [`TIMEOUTS_MAX`] times: those before it in the queue of a slow device are progress.
@@ -12,7 +12,7 @@
 //! operations within it. Each operation is allocated. Tested in `tests/supervised.rs`.
 
 use crate::health::{DeviceFailure, DeviceHealth, OperationKind};
-use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
+use crate::{Device, DeviceFuture, Geometry, IoResult, ReadGuard};
 use octokv_base::{Buffer, Lba, Nanos};
 use octokv_runtime::ReactorHandle;
 use std::cell::Cell;
@@ -27,6 +27,37 @@ use std::task::Poll;
 const GRACE_DIVISOR: u64 = 8;
 /// An operation that does not end within so many timeouts hangs, whatever others do.
 pub const TIMEOUTS_MAX: u32 = 10;
+
+/// The supervision of one of several devices of a namespace, on all cores: clones share its health.
+#[derive(Clone)]
+pub struct DeviceSupervision {
+    health: Arc<DeviceHealth>,
+    timeout: Nanos,
+    devices: usize,
+}
+
+impl DeviceSupervision {
+    /// That of a device of a namespace with so many. REQUIRES: `timeout` and `devices` are not 0.
+    pub fn new(timeout: Nanos, devices: usize) -> DeviceSupervision {
+        DeviceSupervision { health: Arc::default(), timeout, devices }
+    }
+
+    /// The health of the device.
+    pub fn health(&self) -> &DeviceHealth {
+        &self.health
+    }
+
+    /// The operations that the device may have in flight on a core: if it hangs, it leaves most of the core's queue to the others of the namespace, and all of them leave half
+    /// to other namespaces.
+    pub fn depth(&self, core: &ReactorHandle) -> usize {
+        (core.devices().concurrency() / (2 * self.devices)).max(1)
+    }
+
+    /// A core's view of the device.
+    pub fn supervise(&self, device: Rc<dyn Device>, core: &ReactorHandle) -> SupervisedDevice {
+        SupervisedDevice::new(device, Arc::clone(&self.health), core.clone(), self.timeout)
+    }
+}
 
 /// One core's view of a supervised device.
 pub struct SupervisedDevice {
@@ -86,7 +117,7 @@ impl SupervisedDevice {
     ) -> DeviceFuture {
         let supervision = &self.supervision;
         if supervision.health.failure().is_some() {
-            return DeviceFuture::ready(unavailable(into_buffer(argument)));
+            return DeviceFuture::ready(IoResult::unavailable(into_buffer(argument)));
         }
         supervision.health.note_start(supervision.core);
         let begun = BegunOperation {
@@ -100,10 +131,6 @@ impl SupervisedDevice {
         let operation = start(&*self.inner, argument);
         DeviceFuture::boxed(async move { begun.finish(operation).await })
     }
-}
-
-fn unavailable(buffer: Option<Buffer>) -> IoResult {
-    IoResult { buffer, result: Err(DeviceError::Unavailable) }
 }
 
 impl BegunOperation {
@@ -132,7 +159,7 @@ impl BegunOperation {
         if let Some(failure) = failure {
             health.fail(failure);
         }
-        ended.unwrap_or_else(|| unavailable(None))
+        ended.unwrap_or_else(|| IoResult::unavailable(None))
     }
 
     /// The result of the operation; `None` if it hangs, or waits behind what hangs.

@@ -1,9 +1,9 @@
 //! A device that there is not: in place of one of several that could not be opened.
 
-use crate::{Device, DeviceError, DeviceFuture, Geometry, IoResult};
+use crate::{Device, DeviceFuture, Geometry, IoResult};
 use octokv_base::{Buffer, Lba};
 
-/// Every operation fails with [`DeviceError::Unavailable`].
+/// Every operation fails with [`crate::DeviceError::Unavailable`].
 pub struct UnavailableDevice {
     name: String,
 }
@@ -16,7 +16,7 @@ impl UnavailableDevice {
 }
 
 fn unavailable(buffer: Option<Buffer>) -> DeviceFuture {
-    DeviceFuture::ready(IoResult { buffer, result: Err(DeviceError::Unavailable) })
+    DeviceFuture::ready(IoResult::unavailable(buffer))
 }
 
 impl Device for UnavailableDevice {

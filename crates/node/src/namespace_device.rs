@@ -9,7 +9,7 @@ use crate::error::StartError;
 use octokv_base::Nanos;
 use octokv_device::health::DeviceHealth;
 use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
-use octokv_device::supervised::SupervisedDevice;
+use octokv_device::supervised::DeviceSupervision;
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
 use octokv_engine::volume::FORMAT_REGION_BYTES;
@@ -29,15 +29,6 @@ pub(crate) struct NamespaceDevice {
     drive_model: Option<SharedSsdModel>,
     /// How one of several devices is supervised.
     supervision: Option<DeviceSupervision>,
-}
-
-/// The supervision of one of several devices.
-#[derive(Clone)]
-struct DeviceSupervision {
-    health: Arc<DeviceHealth>,
-    timeout: Nanos,
-    /// The devices of its namespace.
-    devices: usize,
 }
 
 #[derive(Clone)]
@@ -94,7 +85,7 @@ impl NamespaceDevice {
 
     /// Its health, if it is supervised.
     pub fn health(&self) -> Option<&DeviceHealth> {
-        self.supervision.as_ref().map(|supervision| &*supervision.health)
+        self.supervision.as_ref().map(DeviceSupervision::health)
     }
 
     /// Opens the devices of a namespace. The flag says whether they may be formatted: all are new. Several are supervised, and one of them that has failed
@@ -134,11 +125,9 @@ impl NamespaceDevice {
         }
         if devices.len() > 1 {
             let count = devices.len();
-            let supervise = |device: &mut NamespaceDevice| {
-                let supervision = DeviceSupervision { health: Arc::default(), timeout, devices: count };
-                device.supervision = Some(supervision);
-            };
-            devices.iter_mut().for_each(supervise);
+            for device in &mut devices {
+                device.supervision = Some(DeviceSupervision::new(timeout, count));
+            }
         }
         Ok((devices, are_new))
     }
@@ -167,20 +156,15 @@ pub(crate) fn open_for_core(
 
 impl OpenDevice for NamespaceDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
-        // One of several that hangs leaves most of the core's queue to the others, and all of them half to other namespaces.
-        let channel = handle.devices();
-        let part_of =
-            |supervision: &DeviceSupervision| (channel.concurrency() / (2 * supervision.devices)).max(1);
-        let device = self.storage.open_for_core(&channel, self.supervision.as_ref().map(part_of))?;
+        let depth = self.supervision.as_ref().map(|supervision| supervision.depth(handle));
+        let device = self.storage.open_for_core(&handle.devices(), depth)?;
         let device: Rc<dyn Device> = match &self.drive_model {
             None => device,
             Some(model) => Rc::new(SimulatedSsd::new(device, Arc::clone(model), handle.clone())),
         };
         Ok(match &self.supervision {
             None => device,
-            Some(DeviceSupervision { health, timeout, .. }) => {
-                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *timeout))
-            }
+            Some(supervision) => Rc::new(supervision.supervise(device, handle)),
         })
     }
 }

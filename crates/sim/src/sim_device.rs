@@ -4,9 +4,8 @@
 //! of its node, a disk never.
 
 use crate::faulty_disk::{DiskFaults, FaultyDisk};
-use octokv_base::{Buffer, Lba, Nanos};
-use octokv_device::health::DeviceHealth;
-use octokv_device::supervised::SupervisedDevice;
+use octokv_base::{Buffer, Lba};
+use octokv_device::supervised::DeviceSupervision;
 use octokv_device::{Device, FileDevice, Geometry, MemoryDevice, RamDisk};
 use octokv_node::OpenDevice;
 use octokv_runtime::simulated::{SimDiskConfig, SimDiskId, SimEnv, SimHostId};
@@ -79,18 +78,17 @@ impl SimStorage {
         }
     }
 
-    /// The device on this storage, which is a disk of a node, with injected faults. With `bounds`, a depth and a timeout, it is supervised.
+    /// The device on this storage, which is a disk of a node, with injected faults. Of several it is supervised.
     pub fn device(
         &self,
         sim: &SimEnv,
         faults: (&DiskFaults, usize),
-        bounds: Option<(usize, Nanos)>,
+        supervision: Option<DeviceSupervision>,
     ) -> SimDevice {
         let source = match self {
             SimStorage::Disk(disk) => StorageSource::Disk(sim.device_source(*disk)),
             SimStorage::Memory(memory) => StorageSource::Memory(Arc::clone(memory)),
         };
-        let supervision = bounds.map(|bounds| (Arc::default(), bounds));
         SimDevice { source, faults: (faults.0.clone(), faults.1), supervision }
     }
 }
@@ -110,8 +108,7 @@ enum StorageSource {
 pub struct SimDevice {
     source: StorageSource,
     faults: (DiskFaults, usize),
-    /// Its health, its depth and its timeout.
-    supervision: Option<(Arc<DeviceHealth>, (usize, Nanos))>,
+    supervision: Option<DeviceSupervision>,
 }
 
 impl OpenDevice for SimDevice {
@@ -123,9 +120,9 @@ impl OpenDevice for SimDevice {
                 let queue = handle.devices();
                 let file = queue.open(source)?;
                 let device = FileDevice::new(queue, file, geometry, source.name.to_string());
-                Rc::new(match self.supervision {
+                Rc::new(match &self.supervision {
                     None => device,
-                    Some((_, (depth, _))) => device.with_depth(depth),
+                    Some(supervision) => device.with_depth(supervision.depth(handle)),
                 })
             }
             StorageSource::Memory(memory) => Rc::new(MemoryDevice::new(Arc::clone(memory))),
@@ -133,9 +130,7 @@ impl OpenDevice for SimDevice {
         let device: Rc<dyn Device> = Rc::new(FaultyDisk::new(device, self.faults.clone(), handle.clone()));
         Ok(match &self.supervision {
             None => device,
-            Some((health, (_, timeout))) => {
-                Rc::new(SupervisedDevice::new(device, Arc::clone(health), handle.clone(), *timeout))
-            }
+            Some(supervision) => Rc::new(supervision.supervise(device, handle)),
         })
     }
 }

@@ -12,6 +12,7 @@ use crate::scenario::NodePlan;
 use crate::sim_device::{SimDevice, SimStorage};
 use crate::stats::PROGRESS_TIMEOUT;
 use octokv_base::{NamespaceId, Nanos};
+use octokv_device::supervised::DeviceSupervision;
 use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
@@ -113,9 +114,9 @@ impl SimNode {
 
     /// The device on a storage of the host, which is the disk with this number, with the injected faults. Several are supervised, as a node does.
     pub fn device(&self, storage: &SimStorage, disk: usize) -> SimDevice {
-        let depth = (self.plan.device_depth / self.plan.devices.max(1)).max(1);
-        let bounds = (self.plan.devices > 1).then_some((depth, DEVICE_TIMEOUT));
-        storage.device(&self.sim, (&self.faults, disk), bounds)
+        let count = self.plan.devices;
+        let supervision = (count > 1).then(|| DeviceSupervision::new(DEVICE_TIMEOUT, count));
+        storage.device(&self.sim, (&self.faults, disk), supervision)
     }
 
     /// Starts the cores, which serve `namespaces`.
