@@ -4,8 +4,9 @@ use crate::common::faulty_volume::run;
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::stable_memory::StableMemory;
-use octokv_base::{Buffer, Key, Lba, RingRange, Version};
+use octokv_base::{Buffer, Key, Lba, Nanos, RingRange, Version};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
+use octokv_device::supervised::DeviceSupervision;
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError};
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
@@ -13,6 +14,8 @@ use octokv_engine::{
     AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, PutMode,
     PutOutcome, ScanEntry, Volume,
 };
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
 use std::rc::Rc;
 
 const KEYS: u64 = 90;
@@ -246,6 +249,35 @@ fn a_device_whose_writes_fail_leaves_the_others_writable() {
             let found = opened.found(number).expect("reads do not fail");
             assert!(found == Some(number) || found == Some(number + KEYS), "{engine}");
         }
+    }
+}
+
+#[test]
+fn a_device_that_goes_while_it_is_open_is_told_when_the_volume_closes() {
+    for engine in EngineKind::ALL {
+        let fixture = SpannedFixture::new(engine);
+        let plan = FaultPlan::default();
+        let devices = filled(&fixture, 3);
+        let mut supervised = devices.clone();
+        let inner = Rc::new(FaultDevice::new(Rc::clone(&devices[1]), plan.clone()));
+        let (sim, waker) = (SimEnv::new(SimEnvConfig::new(1)), CoreWaker::without_eventfd());
+        let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
+        let handle = ReactorHandle::new(waker, queue, CpuTime::simulated());
+        supervised[1] = Rc::new(DeviceSupervision::new(Nanos::from_secs(1), 3).supervise(inner, &handle));
+        let opened = Opened::new(&fixture, &supervised).expect("opens");
+        let no_such_device = 19;
+        for filter in [OpFilter::Read, OpFilter::Write, OpFilter::Flush] {
+            plan.add(FaultRule::always(filter, InjectedFault::Error(no_such_device)));
+        }
+        check_one_failed(&opened, engine, 1, &mut (0..KEYS));
+        let error = run(opened.engine.close()).expect_err("one was not closed");
+        assert!(
+            matches!(error, EngineError::Device { error: DeviceError::Unavailable, place } if place.device() == 1),
+            "{engine}: {error}"
+        );
+        // It recovers.
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(number))), "{engine}");
     }
 }
 

@@ -144,6 +144,11 @@ impl OpenNamespace {
         any
     }
 
+    /// Whether one of several devices has failed while it was open.
+    pub fn has_failed_device(&self) -> bool {
+        self.supervised().any(|(_, health)| health.failure().is_some())
+    }
+
     /// Its devices by name, if they are several.
     pub fn device_statuses(&self) -> Vec<DeviceStatus> {
         let NamespaceVolume::Kv(volume) = &self.volume else { return Vec::new() };

@@ -59,7 +59,23 @@ pub struct RunningNode {
     target: Arc<Target>,
     addresses: Vec<SocketAddr>,
     shared: Arc<NodeShared>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<RunningCore>,
+}
+
+/// The thread of a core.
+struct RunningCore {
+    thread: JoinHandle<()>,
+    /// Receives a message when the core has ended in order; closed without one if its thread panicked.
+    ended_rx: Mutex<Receiver<()>>,
+}
+
+impl RunningCore {
+    /// Waits until the core has ended, and for its thread too unless that `may_hang`: the kernel ends a thread only when
+    /// it has ended the thread's device operations. Whether the core ended in order.
+    fn join(self, may_hang: bool) -> bool {
+        let in_order = lock(&self.ended_rx).recv().is_ok();
+        if may_hang { in_order } else { self.thread.join().is_ok() && in_order }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -200,8 +216,15 @@ impl RunningNode {
             .collect();
         for core in cores {
             let processor = self.config.cores[core.index];
-            let thread = spawn(processor, Box::new(move || core.run()));
-            self.threads.push(thread.map_err(|error| StartError::Core { core: processor, error })?);
+            let (ended_tx, ended_rx) = channel();
+            let main = move || {
+                core.run();
+                // A node that is dropped while it starts does not wait for it.
+                let _ = ended_tx.send(());
+            };
+            let thread = spawn(processor, Box::new(main));
+            let thread = thread.map_err(|error| StartError::Core { core: processor, error })?;
+            self.threads.push(RunningCore { thread, ended_rx: Mutex::new(ended_rx) });
         }
         Ok(())
     }
@@ -354,7 +377,8 @@ impl RunningNode {
         core: usize,
         make_message: impl FnOnce(Sender<T>) -> ControlMessage<NamespaceDevice>,
     ) -> Option<T> {
-        let has_ended = || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].is_finished();
+        let has_ended =
+            || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].thread.is_finished();
         if has_ended() {
             return None;
         }
@@ -427,7 +451,7 @@ impl RunningNode {
         self.send_and_wait(core, |response_tx| ControlMessage::Run(Box::new(function), response_tx)).is_some()
     }
 
-    /// Stops and joins every thread.
+    /// Stops every core and joins its thread, unless a device that has failed may keep the thread.
     ///
     /// # Errors
     /// The first core whose thread had panicked.
@@ -435,8 +459,9 @@ impl RunningNode {
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.wake_all();
         let mut result = Ok(());
-        for (index, thread) in self.threads.drain(..).enumerate() {
-            if thread.join().is_err() && result.is_ok() {
+        for (index, core) in self.threads.drain(..).enumerate() {
+            let may_hang = lock(&self.namespaces).values().any(OpenNamespace::has_failed_device);
+            if !core.join(may_hang) && result.is_ok() {
                 result = Err(StopError::CoreEnded { core: self.config.cores[index] });
             }
         }

@@ -260,12 +260,16 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         join_all(self.opened_members().map(|(engine, ..)| engine.run_abandoned())).await;
     }
 
-    /// Closes the volumes on the devices that serve. One on a device that has failed is not shut down cleanly, and recovers when it is opened again.
+    /// Closes the volumes on the devices that serve. One on a device that has failed since it was opened is not shut down
+    /// cleanly, which is an error, and recovers when it is opened again.
     async fn close(&self) -> Result<(), EngineError> {
-        let of_member = async |(engine, place): (&E, MemberPlace)| {
-            engine.close().await.map_err(|error| place.engine_error(error))
+        let of_member = async |device| match &self.members[device] {
+            SpannedMember::Absent => Ok(()),
+            SpannedMember::Open(..) => {
+                self.member(device)?.close().await.map_err(|error| self.error_of(device, error))
+            }
         };
-        join_all(self.open_members().map(of_member)).await.into_iter().collect()
+        join_all((0..self.members.len()).map(of_member)).await.into_iter().collect()
     }
 
     fn record_layout(&self) -> RecordLayout {
