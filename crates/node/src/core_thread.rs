@@ -23,9 +23,10 @@ use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, IdlePolicy, KernelSockets
 use octokv_sys::clock;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 /// State shared by the cores of a node.
 pub(crate) struct NodeShared {
@@ -192,5 +193,47 @@ impl PreparedCore {
         }
         tracing::debug!(core = index, "reactor stopped");
         handle.shutdown();
+    }
+}
+
+/// The main function of a core's thread.
+pub(crate) type CoreMain = Box<dyn FnOnce() + Send>;
+
+/// The thread of a core.
+pub(crate) struct RunningCore {
+    thread: JoinHandle<()>,
+    /// Receives a message when the core has ended in order; closed without one if its thread panicked.
+    ended_rx: Mutex<Receiver<()>>,
+}
+
+impl RunningCore {
+    /// Starts a core on the thread that `spawn` starts.
+    ///
+    /// # Errors
+    /// That of `spawn`.
+    pub fn start(
+        spawn: impl FnOnce(CoreMain) -> io::Result<JoinHandle<()>>,
+        core: CoreThread,
+    ) -> io::Result<RunningCore> {
+        let (ended_tx, ended_rx) = channel();
+        let main = move || {
+            core.run();
+            // A node whose start failed has dropped the receiver.
+            let _ = ended_tx.send(());
+        };
+        Ok(RunningCore { thread: spawn(Box::new(main))?, ended_rx: Mutex::new(ended_rx) })
+    }
+
+    /// Whether its main function has ended.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits until the core has ended, and for its thread too unless that `may_hang`: the kernel ends a thread only when
+    /// it has ended the thread's device operations. Whether the core ended in order.
+    pub fn join(self, may_hang: bool) -> bool {
+        let ended_rx = self.ended_rx.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let in_order = ended_rx.recv().is_ok();
+        if may_hang { in_order } else { self.thread.join().is_ok() && in_order }
     }
 }

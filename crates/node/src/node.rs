@@ -15,7 +15,7 @@ use crate::control::{
     detach_from_cores,
 };
 use crate::core_namespaces::NamespaceVolume;
-use crate::core_thread::{CoreGuard, CoreThread, NodeShared, StartReport};
+use crate::core_thread::{CoreGuard, CoreMain, CoreThread, NodeShared, RunningCore, StartReport};
 use crate::device_driver::select_driver;
 use crate::error::{CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError};
 use crate::monitor::Monitor;
@@ -62,28 +62,9 @@ pub struct RunningNode {
     threads: Vec<RunningCore>,
 }
 
-/// The thread of a core.
-struct RunningCore {
-    thread: JoinHandle<()>,
-    /// Receives a message when the core has ended in order; closed without one if its thread panicked.
-    ended_rx: Mutex<Receiver<()>>,
-}
-
-impl RunningCore {
-    /// Waits until the core has ended, and for its thread too unless that `may_hang`: the kernel ends a thread only when
-    /// it has ended the thread's device operations. Whether the core ended in order.
-    fn join(self, may_hang: bool) -> bool {
-        let in_order = lock(&self.ended_rx).recv().is_ok();
-        if may_hang { in_order } else { self.thread.join().is_ok() && in_order }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// The main function of a core's thread.
-type CoreMain = Box<dyn FnOnce() + Send>;
 
 /// The open namespaces, and the optional ones that failed to open.
 type OpenedNamespaces = (BTreeMap<NamespaceId, OpenNamespace>, Vec<(NamespaceConfig, StartError)>);
@@ -216,15 +197,8 @@ impl RunningNode {
             .collect();
         for core in cores {
             let processor = self.config.cores[core.index];
-            let (ended_tx, ended_rx) = channel();
-            let main = move || {
-                core.run();
-                // A node that is dropped while it starts does not wait for it.
-                let _ = ended_tx.send(());
-            };
-            let thread = spawn(processor, Box::new(main));
-            let thread = thread.map_err(|error| StartError::Core { core: processor, error })?;
-            self.threads.push(RunningCore { thread, ended_rx: Mutex::new(ended_rx) });
+            let running = RunningCore::start(|main| spawn(processor, main), core);
+            self.threads.push(running.map_err(|error| StartError::Core { core: processor, error })?);
         }
         Ok(())
     }
@@ -377,8 +351,7 @@ impl RunningNode {
         core: usize,
         make_message: impl FnOnce(Sender<T>) -> ControlMessage<NamespaceDevice>,
     ) -> Option<T> {
-        let has_ended =
-            || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].thread.is_finished();
+        let has_ended = || self.shared.stopping.load(Ordering::Acquire) || self.threads[core].is_finished();
         if has_ended() {
             return None;
         }
