@@ -35,5 +35,6 @@ fn example() -> SpanSuperblock {
         engine: EngineKind::Log,
         hash_seed: 9,
         map: PartitionMap::spread(&[1 << 30, 1 << 30, 2 << 30, 3 << 30, 5 << 30]),
+        replacements: std::array::from_fn(|index| u8::from(index == 3)),
     }
 }

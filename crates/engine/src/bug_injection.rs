@@ -124,8 +124,12 @@ pub enum InjectedBug {
     SpanFlushOne,
     /// A volume on several devices goes on with one that has failed.
     SpanIgnoreFailure,
+    /// The replacement of a device is not counted on the others.
+    SpanForgetReplacement,
     /// A listing of several devices ends with the first that has no more keys.
     SpanListEndsEarly,
+    /// A device that was replaced is served again.
+    SpanTakeReplaced,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

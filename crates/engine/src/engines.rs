@@ -50,8 +50,37 @@ impl AnyVolume {
             AnyVolume::Lsm(_) => panic!("the ordered engine has no owners"),
             AnyVolume::Log(_) | AnyVolume::CachedLog(_) => panic!("the log engine has owners by its stores"),
             AnyVolume::Spanned(volume) => {
-                volume.members().for_each(|member| member.assign_owner_cores(cores));
+                volume.members().for_each(|member: AnyVolume| member.assign_owner_cores(cores));
             }
+        }
+    }
+
+    /// Puts an empty volume on one device in the place of a lost one of several: [`SpannedVolume::replace`].
+    ///
+    /// # Errors
+    /// As there; [`OpenError::NotSpanned`].
+    pub async fn replace(
+        &self,
+        devices: (&[Rc<dyn Device>], usize),
+        pool: &BufferPool,
+        config: (&OpenConfig, &FormatConfig),
+        prepare: impl FnOnce(&AnyVolume),
+    ) -> Result<(), OpenError> {
+        match self {
+            AnyVolume::Spanned(volume) => boxed(volume.replace(devices, pool, config, prepare)).await,
+            _ => Err(OpenError::NotSpanned),
+        }
+    }
+
+    /// Gives a core's handle of this volume the device that was replaced: [`SpannedVolume::renew_engine`].
+    pub fn renew_engine(
+        &self,
+        engine: &AnyEngine,
+        given: usize,
+        of_core: (usize, &Rc<dyn Device>, &BufferPool),
+    ) {
+        if let (AnyVolume::Spanned(volume), AnyEngine::Spanned(engine)) = (self, engine) {
+            volume.renew_engine(engine, given, of_core);
         }
     }
 }

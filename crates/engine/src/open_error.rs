@@ -53,6 +53,24 @@ pub enum OpenError {
         /// Its index in the volume.
         index: u16,
     },
+    /// A device was replaced: the operator said that what it holds is lost, and the volume has gone on without it.
+    #[error("device {at} of the list was replaced by another: what it holds is out of date")]
+    DeviceReplaced {
+        /// Its place in the list, from 0.
+        at: u16,
+    },
+    /// The volume is on one device, which takes down all of its keys.
+    #[error("it is on one device, and nothing of it would be left")]
+    NotSpanned,
+    /// A device was replaced as often as can be counted.
+    #[error("device {index} of the volume was replaced 255 times: format a new volume")]
+    ReplacementsMax {
+        /// Its index in the volume.
+        index: u16,
+    },
+    /// A volume formatted now would have other limits of keys or values than those on the other devices.
+    #[error("the configured format differs from that of the other devices")]
+    OtherFormat,
     /// A volume on several devices has the ring of XXH3.
     #[error("a volume on several devices hashes its keys with XXH3")]
     SpanHash,

@@ -1,78 +1,22 @@
 //! The devices of a volume on several: their order, devices of other volumes, and devices that fail.
 
 use crate::common::faulty_volume::run;
+use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::stable_memory::StableMemory;
-use octokv_base::{Buffer, Key, Lba, Nanos, RingRange, Version};
+use octokv_base::{Buffer, Lba, Nanos, RingRange, Version};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::supervised::DeviceSupervision;
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError};
-use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::key_of;
 use octokv_engine::{
-    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, PutMode,
-    PutOutcome, ScanEntry, Volume,
+    AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, PutOutcome, ScanEntry, Volume,
 };
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
 use std::rc::Rc;
-
-const KEYS: u64 = 90;
-
-type Devices = Vec<Rc<dyn Device>>;
-
-fn blank(count: usize) -> Devices {
-    (0..count).map(|_| StableMemory::new(16 << 20, 512) as Rc<dyn Device>).collect()
-}
-
-/// A volume of an engine, its devices, and a handle.
-struct Opened {
-    volume: AnyVolume,
-    engine: AnyEngine,
-}
-
-impl Opened {
-    fn new(fixture: &SpannedFixture, devices: &[Rc<dyn Device>]) -> Result<Opened, String> {
-        let volume = run(fixture.open_volume(devices))?;
-        let engine = volume.engine(0, devices, pool());
-        Ok(Opened { volume, engine })
-    }
-
-    fn put(&self, number: u64, operation: u64) -> Result<PutOutcome, EngineError> {
-        let key = key_of(number);
-        let value = value_of(&key, operation, 100);
-        let record = record_of(self.engine.record_layout(), &key, &value);
-        run(self.engine.put(&key, PutMode::Upsert, record, value.len()))
-    }
-
-    /// The operation that stored a key's value.
-    fn found(&self, number: u64) -> Result<Option<u64>, EngineError> {
-        let key = key_of(number);
-        run(self.engine.get(&key)).map(|value| value.map(|value| operation_of(&key, value.as_bytes())))
-    }
-
-    fn listed(&self) -> Result<usize, EngineError> {
-        let mut count = 0;
-        let mut sink = |_: &[u8]| {
-            count += 1;
-            true
-        };
-        run(self.engine.list(&Key::new(&[]).expect("the empty key"), &mut sink)).map(|()| count)
-    }
-}
-
-/// A new volume with keys, shut down cleanly, and its devices.
-fn filled(fixture: &SpannedFixture, count: usize) -> Devices {
-    let devices = blank(count);
-    run(AnyVolume::format(&devices, &fixture.format)).expect("formats");
-    let opened = Opened::new(fixture, &devices).expect("opens");
-    for number in 0..KEYS {
-        assert_eq!(opened.put(number, number), Ok(PutOutcome::Stored));
-    }
-    run(opened.engine.close()).expect("closes");
-    devices
-}
 
 fn error_of(fixture: &SpannedFixture, devices: &[Rc<dyn Device>]) -> String {
     Opened::new(fixture, devices).map(|_| ()).expect_err("is refused")
@@ -317,7 +261,7 @@ fn a_volume_on_many_devices_has_keys_on_each() {
         "{keys:?}"
     );
     assert_eq!(opened.volume.statistics().keys, KEYS);
-    let infos: Vec<_> = volume.members().map(Volume::info).collect();
+    let infos: Vec<_> = volume.members().map(|member| member.info()).collect();
     let capacity: u64 = infos.iter().map(|info| info.capacity_bytes).sum();
     assert_eq!(opened.volume.info().capacity_bytes, capacity);
     assert!(infos.iter().all(|info| info.id != opened.volume.info().id));

@@ -55,5 +55,6 @@ mod memory_contract;
 mod spanned_conformance;
 mod spanned_devices;
 mod spanned_power_loss;
+mod spanned_replacement;
 #[path = "common/version_memory.rs"]
 mod version_memory;

@@ -5,7 +5,7 @@
 
 use super::iterator::{PageBudget, SpannedIterator};
 use super::partition_map::PartitionMap;
-use super::places::{MemberPlace, PlacedMember};
+use super::places::{PlacedMember, SpannedMember};
 use super::ring_merge::{ListOrder, list_merged, scan_merged};
 use super::snapshot_gate::SnapshotGate;
 use crate::bug_injection::{self, InjectedBug};
@@ -14,26 +14,22 @@ use crate::{
     KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
     VolumePlace,
 };
-use futures_util::future::join_all;
+use futures_util::future::{LocalBoxFuture, join_all};
 use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
-use octokv_device::{Device, DeviceError};
+use octokv_device::DeviceError;
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// One core's handle on the volume of one device.
-pub(super) enum SpannedMember<E> {
-    /// It serves, unless its device has failed meanwhile.
-    Open(E, MemberPlace, Rc<dyn Device>),
-    /// It was not opened.
-    Absent,
-}
+use std::task::{Context, Poll, Waker};
 
 /// See the module header.
 pub struct SpannedEngine<E> {
-    /// By the indices of the devices.
-    members: Vec<SpannedMember<E>>,
+    /// By the indices of the devices. Operations in progress keep the handle of a device that is replaced.
+    members: Vec<RefCell<Rc<SpannedMember<E>>>>,
+    /// Woken when a device is replaced.
+    background: RefCell<Vec<Waker>>,
     map: PartitionMap,
     hash_seed: u64,
     order: ListOrder,
@@ -59,47 +55,50 @@ impl<E: Engine> SpannedEngine<E> {
         (map, hash_seed, order): (PartitionMap, u64, ListOrder),
         shared: SpanShared,
     ) -> SpannedEngine<E> {
-        SpannedEngine { members, map, hash_seed, order, shared }
+        let members = members.into_iter().map(|member| RefCell::new(Rc::new(member))).collect();
+        SpannedEngine { members, background: RefCell::default(), map, hash_seed, order, shared }
+    }
+
+    /// Sets the handle on the device of an index, which was replaced.
+    pub(super) fn set_member(&self, index: usize, member: SpannedMember<E>) {
+        self.members[index].replace(Rc::new(member));
+        self.background.take().iter().for_each(Waker::wake_by_ref);
     }
 
     fn device_of(&self, key: &[u8]) -> usize {
         self.map.device_of(RingPosition::of_bytes(key, self.hash_seed))
     }
 
-    fn member(&self, device: usize) -> Result<&E, EngineError> {
-        self.placed_member(device).map(|(engine, _)| engine)
+    fn any_member(&self, device: usize) -> Rc<SpannedMember<E>> {
+        Rc::clone(&self.members[device].borrow())
     }
 
-    fn placed_member(&self, device: usize) -> Result<(&E, MemberPlace), EngineError> {
-        match &self.members[device] {
-            SpannedMember::Open(engine, place, of)
-                if of.is_available() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure) =>
-            {
-                Ok((engine, *place))
-            }
-            SpannedMember::Open(..) | SpannedMember::Absent => Err(absent(device)),
+    /// The handle on a device that serves.
+    fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
+        let placed = PlacedMember::new(self.any_member(device)).ok_or(absent(device))?;
+        match placed.open().device.is_available()
+            || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
+        {
+            true => Ok(placed),
+            false => Err(absent(device)),
         }
     }
 
     /// The handles that were opened, whether their devices have failed meanwhile or not.
-    fn opened_members(&self) -> impl Iterator<Item = (&E, MemberPlace, &dyn Device)> {
-        self.members.iter().filter_map(|member| match member {
-            SpannedMember::Open(engine, place, device) => Some((engine, *place, &**device)),
-            SpannedMember::Absent => None,
-        })
+    fn opened_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
+        (0..self.members.len()).filter_map(|device| PlacedMember::new(self.any_member(device)))
     }
 
     /// The handles that serve.
-    fn open_members(&self) -> impl Iterator<Item = (&E, MemberPlace)> {
-        let serves = |(_, _, device): &(&E, MemberPlace, &dyn Device)| device.is_available();
-        self.opened_members().filter(serves).map(|(engine, place, _)| (engine, place))
+    fn open_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
+        self.opened_members().filter(|placed| placed.open().device.is_available())
     }
 
     /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
-    fn error_of(&self, device: usize, error: EngineError) -> EngineError {
-        match self.placed_member(device) {
-            Ok((_, place)) => place.engine_error(error),
-            Err(absent) => absent,
+    fn error_of(&self, placed: &PlacedMember<E>, device: usize, error: EngineError) -> EngineError {
+        match placed.open().device.is_available() {
+            true => placed.engine_error(error),
+            false => absent(device),
         }
     }
 
@@ -107,21 +106,36 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// That of the first which is absent.
-    fn members_of(&self, range: RingRange) -> Result<Vec<PlacedMember<'_, E>>, EngineError> {
+    fn members_of(&self, range: RingRange) -> Result<Vec<PlacedMember<E>>, EngineError> {
         let devices = (0..self.members.len()).filter(|&device| self.map.has_keys_of(device, range));
-        let placed =
-            |device| self.placed_member(device).map(|(engine, place)| PlacedMember { engine, place });
-        devices.map(placed).collect()
+        devices.map(|device| self.member(device)).collect()
+    }
+
+    /// The handles of the devices of an iterator, which are all.
+    ///
+    /// # Errors
+    /// That of the first which is absent, or was replaced since the iterator was created: its snapshot is lost.
+    fn members_of_iterator(
+        &self,
+        iterator: &SpannedIterator<E::Iterator>,
+    ) -> Result<Vec<PlacedMember<E>>, EngineError> {
+        let members = self.members_of(RingRange::FULL)?;
+        let mut replaced = members.iter().zip(iterator.replacements());
+        match replaced.position(|(member, then)| member.replacements() != then) {
+            Some(device) => Err(absent(device)),
+            None => Ok(members),
+        }
     }
 
     /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
-    async fn on_key<'a, T>(
-        &'a self,
+    async fn on_key<T>(
+        &self,
         key: &Key,
-        operation: impl AsyncFnOnce(&'a E) -> Result<T, EngineError>,
+        operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let device = self.device_of(key.as_bytes());
-        let outcome = operation(self.member(device)?).await.map_err(|error| self.error_of(device, error));
+        let placed = self.member(device)?;
+        let outcome = operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error));
         self.shared.gate.pass().await;
         outcome
     }
@@ -130,14 +144,44 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// That of the first device that is absent or failed.
-    async fn on_all<'a, T>(
-        &'a self,
-        operation: impl AsyncFn(&'a E) -> Result<T, EngineError>,
+    async fn on_all<T>(
+        &self,
+        operation: impl AsyncFn(&E) -> Result<T, EngineError>,
     ) -> Result<Vec<T>, EngineError> {
         let of_device = async |device| {
-            operation(self.member(device)?).await.map_err(|error| self.error_of(device, error))
+            let placed = self.member(device)?;
+            operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error))
         };
         join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
+    }
+
+    /// Runs a task on each volume, and on those that take the place of others until all have ended. The task of one that is replaced is dropped.
+    async fn on_each(&self, task: impl AsyncFn(PlacedMember<E>)) {
+        let task = &task;
+        let begin = |member: Rc<SpannedMember<E>>| -> Option<LocalBoxFuture<'_, ()>> {
+            Some(Box::pin(task(PlacedMember::new(member)?)))
+        };
+        let members = (0..self.members.len()).map(|device| self.any_member(device));
+        let mut tasks: Vec<_> = members.map(|member| (member.replacements, begin(member))).collect();
+        let poll = |context: &mut Context<'_>| {
+            let mut wakers = self.background.borrow_mut();
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
+            drop(wakers);
+            for (device, (replacements, running)) in tasks.iter_mut().enumerate() {
+                let member = self.any_member(device);
+                if *replacements != member.replacements {
+                    (*replacements, *running) = (member.replacements, begin(member));
+                }
+                if running.as_mut().is_some_and(|task| task.as_mut().poll(context).is_ready()) {
+                    *running = None;
+                }
+            }
+            let is_running = tasks.iter().any(|(_, running)| running.is_some());
+            if is_running { Poll::Pending } else { Poll::Ready(()) }
+        };
+        poll_fn(poll).await;
     }
 }
 
@@ -195,10 +239,12 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
         let (members, reverse) = (self.members_of(RingRange::FULL)?, options.reverse);
+        let replacements = members.iter().map(PlacedMember::replacements).collect();
         let mut iterators = Vec::with_capacity(members.len());
         let closed = self.shared.gate.close();
-        for PlacedMember { engine, place } in members {
-            match engine.create_iterator(options.clone()).await.map_err(|error| place.engine_error(error))? {
+        for placed in members {
+            let created = placed.engine().create_iterator(options.clone()).await;
+            match created.map_err(|error| placed.engine_error(error))? {
                 Some(iterator) => iterators.push(iterator),
                 None => return Ok(None),
             }
@@ -206,7 +252,8 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         drop(closed);
         // What this one shows is not seen before another snapshot is taken.
         self.shared.gate.pass().await;
-        Ok(Some(SpannedIterator::new(iterators, reverse, Arc::clone(&self.shared.page_budget))))
+        let budget = Arc::clone(&self.shared.page_budget);
+        Ok(Some(SpannedIterator::new(iterators, replacements, reverse, budget)))
     }
 
     async fn next_pairs(
@@ -214,11 +261,11 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         iterator: &Self::Iterator,
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
-        iterator.next_pairs(&self.members_of(RingRange::FULL)?, sink).await
+        iterator.next_pairs(&self.members_of_iterator(iterator)?, sink).await
     }
 
     async fn seek_iterator(&self, iterator: &Self::Iterator, key: &Key) -> Result<(), EngineError> {
-        iterator.seek(&self.members_of(RingRange::FULL)?, key).await
+        iterator.seek(&self.members_of_iterator(iterator)?, key).await
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
@@ -237,59 +284,61 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     async fn flush(&self) -> Result<(), EngineError> {
         if bug_injection::is_injected(InjectedBug::SpanFlushOne) {
-            return self.member(0)?.flush().await;
+            return self.member(0)?.engine().flush().await;
         }
         self.on_all(async |engine| engine.flush().await).await.map(drop)
     }
 
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
         let report = RefCell::new(report);
-        let of_member = async |(engine, place, device): (&E, MemberPlace, &dyn Device)| {
+        let (report, handle) = (&report, handle);
+        self.on_each(async |placed: PlacedMember<E>| {
             // The errors of a device that has failed say nothing new.
             let report: Box<dyn FnMut(EngineError) + '_> = Box::new(|error| {
-                if device.is_available() {
-                    report.borrow_mut()(place.engine_error(error));
+                if placed.open().device.is_available() {
+                    report.borrow_mut()(placed.engine_error(error));
                 }
             });
-            engine.maintain(handle, report).await;
-        };
-        join_all(self.opened_members().map(of_member)).await;
+            placed.engine().maintain(handle, report).await;
+        })
+        .await;
     }
 
     async fn run_abandoned(&self) {
-        join_all(self.opened_members().map(|(engine, ..)| engine.run_abandoned())).await;
+        self.on_each(async |placed: PlacedMember<E>| placed.engine().run_abandoned().await).await;
     }
 
     /// Closes the volumes on the devices that serve. One on a device that has failed since it was opened is not shut down
     /// cleanly, which is an error, and recovers when it is opened again.
     async fn close(&self) -> Result<(), EngineError> {
-        let of_member = async |device| match &self.members[device] {
-            SpannedMember::Absent => Ok(()),
-            SpannedMember::Open(..) => {
-                self.member(device)?.close().await.map_err(|error| self.error_of(device, error))
+        let of_device = async |device| match PlacedMember::new(self.any_member(device)) {
+            None => Ok(()),
+            Some(placed) if placed.open().device.is_available() => {
+                placed.engine().close().await.map_err(|error| self.error_of(&placed, device, error))
             }
+            Some(_) => Err(absent(device)),
         };
-        join_all((0..self.members.len()).map(of_member)).await.into_iter().collect()
+        join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
     }
 
     fn record_layout(&self) -> RecordLayout {
-        self.opened_members().next().expect("one was opened").0.record_layout()
+        self.opened_members().next().expect("one was opened").engine().record_layout()
     }
 
     fn owner_core(&self, key: &Key) -> Option<usize> {
         // Any core can say that a device is absent.
         let member = self.member(self.device_of(key.as_bytes())).ok();
-        member.or_else(|| Some(self.open_members().next()?.0))?.owner_core(key)
+        member.or_else(|| self.open_members().next())?.engine().owner_core(key)
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {
-        if let Ok(engine) = self.member(self.device_of(key.as_bytes())) {
-            engine.prefetch(key, stage);
+        if let Ok(placed) = self.member(self.device_of(key.as_bytes())) {
+            placed.engine().prefetch(key, stage);
         }
     }
 
     fn statistics(&self) -> EngineStatistics {
-        sum_of(self.opened_members().map(|(engine, ..)| engine.statistics()))
+        sum_of(self.opened_members().map(|placed| placed.engine().statistics()))
     }
 }
 

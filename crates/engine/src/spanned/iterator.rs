@@ -31,6 +31,8 @@ pub(super) struct PageBudget(AtomicUsize);
 pub struct SpannedIterator<I> {
     /// Of each device.
     parts: Vec<IteratorPart<I>>,
+    /// How often each device had been replaced.
+    replacements: Vec<u8>,
     reverse: bool,
     /// One call at a time, in their order.
     turns: KeyLocks,
@@ -102,10 +104,16 @@ impl PairSink for PageSink {
 
 impl<I> SpannedIterator<I> {
     /// An iterator over these, one of each device in the order of their handles, which are at their beginnings.
-    pub(super) fn new(iterators: Vec<I>, reverse: bool, budget: Arc<PageBudget>) -> SpannedIterator<I> {
+    pub(super) fn new(
+        iterators: Vec<I>,
+        replacements: Vec<u8>,
+        reverse: bool,
+        budget: Arc<PageBudget>,
+    ) -> SpannedIterator<I> {
         let part = |iterator| IteratorPart { iterator, page: Mutex::default() };
         SpannedIterator {
             parts: iterators.into_iter().map(part).collect(),
+            replacements,
             reverse,
             turns: KeyLocks::default(),
             failure: Mutex::default(),
@@ -113,6 +121,11 @@ impl<I> SpannedIterator<I> {
             budget,
             kept_bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// How often each device had been replaced when it was created.
+    pub(super) fn replacements(&self) -> impl Iterator<Item = u8> + '_ {
+        self.replacements.iter().copied()
     }
 
     /// The part whose next pair comes first; `None` if none has a pair.
@@ -130,15 +143,12 @@ impl<I> SpannedIterator<I> {
     ///
     /// # Errors
     /// The first of a device.
-    async fn fill<E: Engine<Iterator = I>>(
-        &self,
-        members: &[PlacedMember<'_, E>],
-    ) -> Result<(), EngineError> {
+    async fn fill<E: Engine<Iterator = I>>(&self, members: &[PlacedMember<E>]) -> Result<(), EngineError> {
         for (part, member) in self.parts.iter().zip(members) {
             if part.page.lock().is_used_up() {
                 let mut sink = PageSink::default();
-                let progress = member.engine.next_pairs(&part.iterator, &mut sink).await;
-                let progress = progress.map_err(|error| member.place.engine_error(error))?;
+                let progress = member.engine().next_pairs(&part.iterator, &mut sink).await;
+                let progress = progress.map_err(|error| member.engine_error(error))?;
                 let mut page = part.page.lock();
                 page.pairs.extend(sink.pairs);
                 page.is_at_end = progress == IteratorProgress::AtEnd;
@@ -153,7 +163,7 @@ impl<I> SpannedIterator<I> {
     /// As there.
     pub(super) async fn next_pairs<E: Engine<Iterator = I>>(
         &self,
-        members: &[PlacedMember<'_, E>],
+        members: &[PlacedMember<E>],
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         let _turn = self.turns.lock(0).await;
@@ -184,7 +194,7 @@ impl<I> SpannedIterator<I> {
     /// Offers pairs until the sink has no space.
     async fn deliver<E: Engine<Iterator = I>>(
         &self,
-        members: &[PlacedMember<'_, E>],
+        members: &[PlacedMember<E>],
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         let mut has_received = false;
@@ -221,7 +231,7 @@ impl<I> SpannedIterator<I> {
     /// Of a seek: what has expired.
     async fn keep_pages<E: Engine<Iterator = I>>(
         &self,
-        members: &[PlacedMember<'_, E>],
+        members: &[PlacedMember<E>],
     ) -> Result<(), EngineError> {
         let bytes = self.parts.iter().map(|part| part.page.lock().bytes()).sum();
         if self.count_kept(bytes) <= KEPT_BYTES_MAX {
@@ -230,8 +240,8 @@ impl<I> SpannedIterator<I> {
         for (part, member) in self.parts.iter().zip(members) {
             let first = part.page.lock().first().map(|(key, _)| Key::new(key).expect("a key of the volume"));
             if let Some(key) = first {
-                let sought = member.engine.seek_iterator(&part.iterator, &key).await;
-                sought.map_err(|error| member.place.engine_error(error))?;
+                let sought = member.engine().seek_iterator(&part.iterator, &key).await;
+                sought.map_err(|error| member.engine_error(error))?;
                 *part.page.lock() = PairPage::default();
             }
         }
@@ -253,7 +263,7 @@ impl<I> SpannedIterator<I> {
     /// As there.
     pub(super) async fn seek<E: Engine<Iterator = I>>(
         &self,
-        members: &[PlacedMember<'_, E>],
+        members: &[PlacedMember<E>],
         key: &Key,
     ) -> Result<(), EngineError> {
         let _turn = self.turns.lock(0).await;
@@ -267,12 +277,12 @@ impl<I> SpannedIterator<I> {
     /// As for [`Engine::seek_iterator`].
     async fn finish_seek<E: Engine<Iterator = I>>(
         &self,
-        members: &[PlacedMember<'_, E>],
+        members: &[PlacedMember<E>],
     ) -> Result<(), EngineError> {
         let Some(key) = self.sought.lock().clone() else { return Ok(()) };
         for (part, member) in self.parts.iter().zip(members) {
-            let sought = member.engine.seek_iterator(&part.iterator, &key).await;
-            sought.map_err(|error| member.place.engine_error(error))?;
+            let sought = member.engine().seek_iterator(&part.iterator, &key).await;
+            sought.map_err(|error| member.engine_error(error))?;
             *part.page.lock() = PairPage::default();
         }
         (*self.failure.lock(), *self.sought.lock()) = (None, None);
@@ -294,7 +304,7 @@ mod tests {
     #[test]
     fn iterators_share_what_their_pages_may_keep() {
         let budget = Arc::new(PageBudget::default());
-        let iterator = || SpannedIterator::<()>::new(Vec::new(), false, Arc::clone(&budget));
+        let iterator = || SpannedIterator::<()>::new(Vec::new(), Vec::new(), false, Arc::clone(&budget));
         let (one, other) = (iterator(), iterator());
         assert_eq!((one.count_kept(10), other.count_kept(5), one.count_kept(3)), (10, 15, 8));
         drop(one);

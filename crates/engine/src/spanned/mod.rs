@@ -6,15 +6,17 @@
 //!          device failed        ─▶ its keys answer with an error that names it; those of the others are served
 //! ```
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
-//! - `volume`: format, open, verify. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
+//! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors.
 //!
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
 
+mod devices;
 mod engine;
 mod iterator;
 mod partition_map;
 mod places;
+mod replacement;
 mod ring_merge;
 mod snapshot_gate;
 mod superblock;

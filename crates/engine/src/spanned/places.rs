@@ -1,8 +1,9 @@
-//! Where something lies on a device of several: what the volume on it says, by the blocks of the whole device.
+//! One core's handle on each device of several, and where something lies on it: what the volume on it says, by the blocks of the whole device.
 
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
 use octokv_device::Device;
+use std::rc::Rc;
 
 /// The place of a volume on a device of several.
 #[derive(Clone, Copy, Debug)]
@@ -51,10 +52,49 @@ impl MemberPlace {
     }
 }
 
-/// One core's handle on the volume of a device, and its place.
-pub(super) struct PlacedMember<'a, E> {
-    pub engine: &'a E,
+/// One core's handle on the volume of one device.
+pub(super) struct SpannedMember<E> {
+    /// `None` if it was not opened.
+    pub volume: Option<OpenMember<E>>,
+    /// How often the device was replaced.
+    pub replacements: u8,
+}
+
+/// A handle that serves, unless its device has failed meanwhile.
+pub(super) struct OpenMember<E> {
+    pub engine: E,
     pub place: MemberPlace,
+    pub device: Rc<dyn Device>,
+}
+
+/// One core's handle on the volume of a device that was opened.
+pub(super) struct PlacedMember<E>(Rc<SpannedMember<E>>);
+
+impl<E> PlacedMember<E> {
+    /// The handle of a member, if it was opened.
+    pub fn new(member: Rc<SpannedMember<E>>) -> Option<PlacedMember<E>> {
+        member.volume.is_some().then_some(PlacedMember(member))
+    }
+
+    /// The handle, its place and its device.
+    pub fn open(&self) -> &OpenMember<E> {
+        self.0.volume.as_ref().expect("it was opened")
+    }
+
+    /// The handle.
+    pub fn engine(&self) -> &E {
+        &self.open().engine
+    }
+
+    /// How often the device was replaced.
+    pub fn replacements(&self) -> u8 {
+        self.0.replacements
+    }
+
+    /// An error of an operation of the handle, with its place.
+    pub fn engine_error(&self, error: EngineError) -> EngineError {
+        self.open().place.engine_error(error)
+    }
 }
 
 /// The observer of a verification of several devices, for that of one.

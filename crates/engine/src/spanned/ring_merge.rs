@@ -44,7 +44,7 @@ impl ListOrder {
 
 /// The place of a device's listing.
 struct ListCursor<'a, E> {
-    member: &'a PlacedMember<'a, E>,
+    member: &'a PlacedMember<E>,
     /// Where the next page begins.
     next: Key,
     /// Whether `next` was in the last page.
@@ -79,8 +79,8 @@ impl<E: Engine> ListCursor<'_, E> {
         }
         let without = self.is_behind_next.then_some(self.next.as_bytes());
         let listed =
-            self.member.engine.list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await;
-        listed.map_err(|error| self.member.place.engine_error(error))?;
+            self.member.engine().list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await;
+        listed.map_err(|error| self.member.engine_error(error))?;
         self.is_at_end = self.page.len() < PAGE_KEYS;
         if let Some(last) = self.page.back() {
             self.next = Key::new(last).expect("a listed key");
@@ -95,7 +95,7 @@ impl<E: Engine> ListCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn list_merged<E: Engine>(
-    members: &[PlacedMember<'_, E>],
+    members: &[PlacedMember<E>],
     order: ListOrder,
     start: &Key,
     sink: &mut impl KeySink,
@@ -153,7 +153,7 @@ impl PageEntry {
 
 /// The place of a device's scan.
 struct ScanCursor<'a, E> {
-    member: &'a PlacedMember<'a, E>,
+    member: &'a PlacedMember<E>,
     /// The range from the last scanned position on.
     range: RingRange,
     /// The last entry of the last page: its position is in the range.
@@ -198,9 +198,9 @@ impl<E: Engine> ScanCursor<'_, E> {
         }
         let behind = self.behind.as_ref().map(|(position, key)| (*position, &**key));
         let mut page = EntryPage { entries: &mut self.page, behind, bytes: 0, bytes_max };
-        let scanned = self.member.engine.scan(self.range, since, &mut page).await;
+        let scanned = self.member.engine().scan(self.range, since, &mut page).await;
         let is_full = page.is_full();
-        scanned.map_err(|error| self.member.place.engine_error(error))?;
+        scanned.map_err(|error| self.member.engine_error(error))?;
         self.is_at_end = !is_full;
         if let Some(last) = self.page.back() {
             self.range = RingRange::new(last.position, self.range.last()).expect("it is in the range");
@@ -215,7 +215,7 @@ impl<E: Engine> ScanCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn scan_merged<E: Engine>(
-    members: &[PlacedMember<'_, E>],
+    members: &[PlacedMember<E>],
     order: ListOrder,
     (range, since): (RingRange, Version),
     sink: &mut impl ScanSink,

@@ -3,10 +3,11 @@
 //! ```text
 //!    16 volume u64 (the same on all devices)    136 device u16, devices u16
 //!    24 engine of the volumes on the devices u16    32 hash seed u64    144 device of each partition [u8; 256]
+//!   400 replacements of each device [u8; 64]
 //! ```
-//! Tested below.
+//! Version 2 has replacements, version 1 none: what does not know them would serve a device that was replaced. Tested below.
 
-use super::partition_map::{PartitionMap, SPAN_PARTITIONS};
+use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
 use crate::EngineKind;
 use crate::common::superblock::{
     DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,
@@ -32,7 +33,12 @@ pub struct SpanSuperblock {
     pub hash_seed: u64,
     /// Which device has which keys.
     pub map: PartitionMap,
+    /// How often the device of each index was replaced by one without its keys, as far as this device was told.
+    pub replacements: [u8; SPAN_DEVICES_MAX],
 }
+
+/// The version with replacements.
+const VERSION_REPLACED: u16 = 2;
 
 /// The fields of the span, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -48,19 +54,22 @@ struct SpanLayout {
     device: [u8; 4],
     zero_at_last: [u8; 4],
     map: [u8; SPAN_PARTITIONS],
-    rest: [u8; 112],
+    replacements: [u8; SPAN_DEVICES_MAX],
+    rest: [u8; 48],
 }
 const _: () = assert!(size_of::<SpanLayout>() == SUPERBLOCK_BYTES);
 const _: () = assert!(offset_of!(SpanLayout, generation) == 64);
 const _: () = assert!(offset_of!(SpanLayout, device) == 136);
+const _: () = assert!(offset_of!(SpanLayout, replacements) == 400);
 
 impl Superblock for SpanSuperblock {
     const ENGINE: EngineNumber = EngineNumber::SPAN;
-    const VERSIONS: RangeInclusive<u16> = 1..=1;
+    const VERSIONS: RangeInclusive<u16> = 1..=VERSION_REPLACED;
 
     fn header(&self) -> SuperblockHeader {
         let SpanSuperblock { volume_id, device, generation, .. } = *self;
-        SuperblockHeader { version: 1, engine: Self::ENGINE, volume_id, generation, device }
+        let version = if self.replacements.iter().any(|&count| count > 0) { VERSION_REPLACED } else { 1 };
+        SuperblockHeader { version, engine: Self::ENGINE, volume_id, generation, device }
     }
 
     fn encode_fields(&self, bytes: &mut [u8; SUPERBLOCK_BYTES]) {
@@ -68,6 +77,7 @@ impl Superblock for SpanSuperblock {
         layout.engine = self.engine.number().0.into();
         layout.hash_seed = self.hash_seed.into();
         layout.map = *self.map.as_bytes();
+        layout.replacements = self.replacements;
     }
 
     fn decode_fields(
@@ -84,7 +94,9 @@ impl Superblock for SpanSuperblock {
         // One device alone would be a volume within itself.
         let map = PartitionMap::from_bytes(layout.map, device.count).filter(|_| device.count > 1);
         let map = map.ok_or(SuperblockError::Inconsistent)?;
-        Ok(SpanSuperblock { volume_id, device, generation, engine, hash_seed: layout.hash_seed.get(), map })
+        // Version 1 has zeros there.
+        let (hash_seed, replacements) = (layout.hash_seed.get(), layout.replacements);
+        Ok(SpanSuperblock { volume_id, device, generation, engine, hash_seed, map, replacements })
     }
 }
 
@@ -102,6 +114,7 @@ mod tests {
             engine: EngineKind::Log,
             hash_seed: 9,
             map: PartitionMap::spread(&[5, 6, 7]),
+            replacements: [0; SPAN_DEVICES_MAX],
         }
     }
 
@@ -111,6 +124,10 @@ mod tests {
             let superblock = SpanSuperblock { engine, ..example() };
             assert_eq!(UncheckedSuperblock(&superblock.encode()).check(), Ok(superblock));
         }
+        let mut replaced = example();
+        replaced.replacements[1] = 3;
+        assert_eq!(UncheckedSuperblock(&replaced.encode()).check(), Ok(replaced));
+        assert_eq!((example().header().version, replaced.header().version), (1, 2));
     }
 
     #[test]
@@ -126,7 +143,7 @@ mod tests {
         let field = SuperblockField::EngineOfDevices;
         assert_eq!(changed(24, 4), Err(SuperblockError::UnknownValue { field, value: 4 }));
         assert_eq!(changed(144, 3), Err(SuperblockError::Inconsistent));
-        assert_eq!(changed(12, 2), Err(SuperblockError::Version { found: 2, known: 1 }));
+        assert_eq!(changed(12, 3), Err(SuperblockError::Version { found: 3, known: 2 }));
         let alone =
             SpanSuperblock { device: DeviceOfVolume::ONLY, map: PartitionMap::spread(&[1]), ..example() };
         let checked = UncheckedSuperblock(&alone.encode()).check::<SpanSuperblock>();

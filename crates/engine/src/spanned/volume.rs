@@ -5,17 +5,16 @@
 //!   format       erased on all ─▶ volumes formatted ─▶ superblocks written, one device after another
 //!   open         superblocks read ─▶ devices in the order of their indices ─▶ volumes opened; one that fails is absent
 //! ```
-//! In: devices in any order. Out: a handle for each core. Invariants: devices of other volumes, or not all of a volume, are never opened; a device that cannot be read takes down its
-//! own keys alone.
+//! In: devices in any order. Out: a handle for each core. Invariant: a device that cannot be read takes down its own keys alone.
 
-use super::engine::{SpanShared, SpannedEngine, SpannedMember, sum_of};
+use super::devices::{places_of, read_superblocks, replacements_of, tell_replacements};
+use super::engine::{SpanShared, SpannedEngine, sum_of};
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
-use super::places::{MemberObserver, MemberPlace};
+use super::places::{MemberObserver, MemberPlace, OpenMember, SpannedMember};
 use super::ring_merge::ListOrder;
 use super::superblock::SpanSuperblock;
-use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
-use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
+use crate::common::superblock_io::{erase_superblocks, write_superblock};
 use crate::{
     DeviceLayout, DeviceReport, EngineStatistics, FormatConfig, FormatVersions, HashKind, OpenConfig,
     OpenError, PrefetchPlan, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
@@ -23,6 +22,7 @@ use crate::{
 use octokv_base::{BufferPool, Prng, SharedSum};
 use octokv_device::Device;
 use octokv_device::device_window::DeviceWindow;
+use parking_lot::Mutex;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -32,23 +32,28 @@ pub struct SpannedVolume<V>(Arc<Span<V>>);
 
 /// What handles of all cores share.
 pub(super) struct Span<V> {
+    /// That of any device, with the replacements when the volume was opened.
     superblock: SpanSuperblock,
+    /// Those of the volumes on the devices, but for identifier and size.
     info: VolumeInfo,
     /// By the index of its device in the volume.
-    members: Vec<Member<V>>,
+    members: Mutex<Vec<Member<V>>>,
     shared: SpanShared,
 }
 
 /// The volume on one device.
-struct Member<V> {
+#[derive(Clone)]
+pub(super) struct Member<V> {
     /// The place of its device in the list that the volume was opened with.
-    given: usize,
+    pub given: usize,
+    /// How often its device was replaced.
+    pub replacements: u8,
     /// Why it is absent, if it is.
-    volume: Result<V, OpenError>,
+    pub volume: Result<V, OpenError>,
 }
 
 /// The part of a device behind the superblocks of the span.
-fn member_device(device: &Rc<dyn Device>) -> Rc<dyn Device> {
+pub(super) fn member_device(device: &Rc<dyn Device>) -> Rc<dyn Device> {
     Rc::new(DeviceWindow::behind(Rc::clone(device), SUPERBLOCK_AREA_BYTES))
 }
 
@@ -60,11 +65,26 @@ fn part_of(of_all: u64, devices: usize) -> u64 {
     }
 }
 
-/// The configuration of the volume on one device of several.
-fn member_config(config: &FormatConfig, volume_id: u64, hash_seed: u64, index: usize) -> FormatConfig {
-    let mut random = Prng::new(volume_id);
+/// The configuration of the volume on one device of several, which was replaced so often: a new one has another identifier than those that were lost.
+pub(super) fn member_config(
+    config: &FormatConfig,
+    superblock: &SpanSuperblock,
+    index: usize,
+    replacements: u8,
+) -> FormatConfig {
+    let mut random = Prng::new(superblock.volume_id.wrapping_add(replacements.into()));
     let seed = (0..=index).fold(0, |_, _| random.next_u64());
-    FormatConfig { seed, hash_seed: Some(hash_seed), ..*config }
+    FormatConfig { seed, hash_seed: Some(superblock.hash_seed), ..*config }
+}
+
+/// The part of one of so many devices in the settings of a volume.
+pub(super) fn member_open_config(config: &OpenConfig, devices: usize) -> OpenConfig {
+    OpenConfig {
+        cache_bytes: part_of(config.cache_bytes, devices),
+        prepare_bytes: part_of(config.prepare_bytes, devices),
+        compact_bytes_per_second: part_of(config.compact_bytes_per_second, devices),
+        ..config.clone()
+    }
 }
 
 /// Superblocks of a volume on devices of these sizes.
@@ -79,68 +99,47 @@ fn superblocks(device_bytes: &[u64], config: &FormatConfig) -> impl Iterator<Ite
         engine,
         hash_seed,
         map,
+        replacements: [0; SPAN_DEVICES_MAX],
     })
 }
 
-/// The superblocks of devices, each with the error of a device that cannot be read.
-///
-/// # Errors
-/// A device that is none of the same volume as the others, or there are not as many as the volume has.
-async fn read_superblocks(
-    devices: &[Rc<dyn Device>],
-) -> Result<Vec<Result<SpanSuperblock, OpenError>>, OpenError> {
-    let mut read = Vec::with_capacity(devices.len());
-    for (device, at) in devices.iter().zip(0..) {
-        read.push(match read_superblock::<SpanSuperblock>(&**device).await {
-            Ok((superblock, _)) => Ok(superblock),
-            // It held something else, or nothing, before: not a failure of a device.
-            Err(OpenError::Superblock(error)) if error != SuperblockError::Damaged => {
-                return Err(OpenError::SpanDevice { at, error });
-            }
-            Err(error) => Err(error),
-        });
-    }
-    let mut intact = read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at)));
-    let Some((first, _)) = intact.next() else {
-        return Err(read[0].expect_err("none is intact"));
-    };
-    let mut places = vec![false; first.device.count.into()];
-    if places.len() != devices.len() {
-        return Err(OpenError::DevicesMissing { have: devices.len(), count: first.device.count });
-    }
-    for (superblock, at) in read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at))) {
-        let is_same =
-            superblock.volume_id == first.volume_id && superblock.device.count == first.device.count;
-        if !is_same {
-            return Err(OpenError::OtherVolume { at });
-        }
-        if std::mem::replace(&mut places[usize::from(superblock.device.index)], true) {
-            return Err(OpenError::DeviceTwice { at, index: superblock.device.index });
-        }
-    }
-    Ok(read)
-}
-
-/// For each index of the volume the place of its device in the list. Those without a superblock have the indices that are left.
-fn places_of(read: &[Result<SpanSuperblock, OpenError>]) -> Vec<usize> {
-    let index_of = |read: &Result<SpanSuperblock, OpenError>| {
-        read.as_ref().ok().map(|read| usize::from(read.device.index))
-    };
-    if bug_injection::is_injected(InjectedBug::SpanIgnoreIndex) {
-        return (0..read.len()).collect();
-    }
-    let mut unknown = (0..read.len()).filter(|&at| read[at].is_err());
-    let place_of = |index| {
-        let known = read.iter().position(|read| index_of(read) == Some(index));
-        known.or_else(|| unknown.next()).expect("as many devices as indices")
-    };
-    (0..read.len()).map(place_of).collect()
-}
-
 impl<V: Volume> SpannedVolume<V> {
-    /// The volumes on the devices that serve.
-    pub fn members(&self) -> impl Iterator<Item = &V> {
-        self.0.members.iter().filter_map(|member| member.volume.as_ref().ok())
+    /// The volumes on the devices that were opened.
+    pub fn members(&self) -> impl Iterator<Item = V> {
+        self.all_members().into_iter().filter_map(|member| member.volume.ok())
+    }
+
+    pub(super) fn all_members(&self) -> Vec<Member<V>> {
+        self.0.members.lock().clone()
+    }
+
+    /// Sets the volume on the device of an index.
+    pub(super) fn set_member(&self, index: usize, member: Member<V>) {
+        self.0.members.lock()[index] = member;
+    }
+
+    /// The superblock of any device of the volume, with the replacements so far.
+    pub(super) fn superblock(&self) -> SpanSuperblock {
+        let mut superblock = self.0.superblock;
+        for (count, member) in superblock.replacements.iter_mut().zip(self.0.members.lock().iter()) {
+            *count = member.replacements;
+        }
+        superblock
+    }
+
+    /// A handle of a core on the volume on the device of an index; `device` is the core's view of it.
+    pub(super) fn member_engine(
+        &self,
+        index: usize,
+        member: &Member<V>,
+        (core, device, pool): (usize, &Rc<dyn Device>, &BufferPool),
+    ) -> SpannedMember<V::Engine> {
+        let volume = member.volume.as_ref().ok().map(|volume| {
+            let device = member_device(device);
+            let place = MemberPlace::new(index as u16, &*device);
+            OpenMember { engine: volume.engine(core, &[Rc::clone(&device)], pool.clone()), place, device }
+        });
+        SpannedMember { volume, replacements: member.replacements }
     }
 }
 
@@ -169,8 +168,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let bytes: Vec<u64> = devices.iter().map(|device| device.geometry().bytes()).collect();
         let superblocks: Vec<_> = superblocks(&bytes, config).collect();
         for (device, superblock) in devices.iter().zip(&superblocks) {
-            let SpanSuperblock { volume_id, hash_seed, device: of, .. } = *superblock;
-            let member = member_config(config, volume_id, hash_seed, of.index.into());
+            let member = member_config(config, superblock, superblock.device.index.into(), 0);
             V::format(&[member_device(device)], &member).await?;
         }
         for (device, superblock) in devices.iter().zip(&superblocks) {
@@ -189,24 +187,20 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             Self::format(devices, format).await?;
         }
         let read = read_superblocks(devices).await?;
+        let replacements = replacements_of(read.iter().flatten());
         let superblock = *read.iter().find_map(|read| read.as_ref().ok()).expect("one is intact");
-        let SpanSuperblock { volume_id, hash_seed, engine, .. } = superblock;
-        if engine != format.engine {
-            let (found, wanted) = (engine.number(), format.engine.number());
+        let superblock = SpanSuperblock { replacements, ..superblock };
+        if superblock.engine != format.engine {
+            let (found, wanted) = (superblock.engine.number(), format.engine.number());
             return Err(SuperblockError::Engine { found, wanted }.into());
         }
-        let part = |of_all: u64| part_of(of_all, devices.len());
-        let of_member = OpenConfig {
-            cache_bytes: part(config.cache_bytes),
-            prepare_bytes: part(config.prepare_bytes),
-            compact_bytes_per_second: part(config.compact_bytes_per_second),
-            ..config
-        };
+        tell_replacements(devices, &read).await;
+        let of_member = member_open_config(&config, devices.len());
         let mut members = Vec::with_capacity(devices.len());
         for (index, given) in places_of(&read).into_iter().enumerate() {
             let volume = match read[given] {
                 Ok(_) => {
-                    let format = member_config(format, volume_id, hash_seed, index);
+                    let format = member_config(format, &superblock, index, replacements[index]);
                     let place = MemberPlace::new(index as u16, &*devices[given]);
                     let opened =
                         V::open(&[member_device(&devices[given])], pool, of_member.clone(), &format).await;
@@ -214,16 +208,13 @@ impl<V: Volume> Volume for SpannedVolume<V> {
                 }
                 Err(error) => Err(error),
             };
-            members.push(Member { given, volume });
+            members.push(Member { given, replacements: replacements[index], volume });
         }
-        let infos: Vec<VolumeInfo> =
-            members.iter().filter_map(|member| member.volume.as_ref().ok()).map(V::info).collect();
-        let Some(&first) = infos.first() else {
+        let Some(info) = members.iter().find_map(|member| member.volume.as_ref().ok().map(V::info)) else {
             return Err(members.into_iter().find_map(|member| member.volume.err()).expect("all are absent"));
         };
-        let capacity_bytes = infos.iter().map(|info| info.capacity_bytes).sum();
-        let info = VolumeInfo { id: volume_id, capacity_bytes, ..first };
-        Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared: SpanShared::default() })))
+        let (members, shared) = (Mutex::new(members), SpanShared::default());
+        Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared })))
     }
 
     /// Verifies the volumes on the devices one after another.
@@ -271,42 +262,40 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     }
 
     fn engine(&self, core: usize, devices: &[Rc<dyn Device>], pool: BufferPool) -> Self::Engine {
-        assert_eq!(devices.len(), self.0.members.len(), "as many as the volume was opened with");
-        let member = |(index, member): (usize, &Member<V>)| match &member.volume {
-            Ok(volume) => {
-                let device = member_device(&devices[member.given]);
-                let place = MemberPlace::new(index as u16, &*device);
-                let engine = volume.engine(core, &[Rc::clone(&device)], pool.clone());
-                SpannedMember::Open(engine, place, device)
-            }
-            Err(_) => SpannedMember::Absent,
+        let of_volume = self.all_members();
+        assert_eq!(devices.len(), of_volume.len(), "as many as the volume was opened with");
+        let member = |(index, member): (usize, &Member<V>)| {
+            self.member_engine(index, member, (core, &devices[member.given], &pool))
         };
-        let members = self.0.members.iter().enumerate().map(member).collect();
+        let members = of_volume.iter().enumerate().map(member).collect();
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
         let order = if self.0.info.has_iterators { ListOrder::Keys } else { ListOrder::Ring(hash_seed) };
         SpannedEngine::new(members, (map, hash_seed, order), self.0.shared.clone())
     }
 
     fn info(&self) -> VolumeInfo {
-        self.0.info
+        let capacity_bytes = self.members().map(|volume| volume.info().capacity_bytes).sum();
+        VolumeInfo { id: self.0.superblock.volume_id, capacity_bytes, ..self.0.info }
     }
 
     fn set_scrub_rate(&self, bytes_per_second: u64) {
-        let of_member = part_of(bytes_per_second, self.0.members.len());
+        let members = self.all_members();
+        let of_member = part_of(bytes_per_second, members.len());
         self.members().for_each(|volume| volume.set_scrub_rate(of_member));
     }
 
+    /// Without what devices that replace others will have.
     fn used_bytes(&self) -> SharedSum {
-        self.members().map(V::used_bytes).collect()
+        self.members().map(|volume| volume.used_bytes()).collect()
     }
 
     fn is_idle(&self) -> bool {
-        self.members().all(V::is_idle)
+        self.members().all(|volume| volume.is_idle())
     }
 
     /// A device whose writes failed leaves the others as they are.
     fn is_read_only(&self) -> bool {
-        self.members().all(V::is_read_only)
+        self.members().all(|volume| volume.is_read_only())
     }
 
     fn device_reports(&self) -> Vec<DeviceReport> {
@@ -316,12 +305,13 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             is_read_only: member.volume.as_ref().is_ok_and(V::is_read_only),
             statistics: member.volume.as_ref().map(V::statistics).unwrap_or_default(),
         };
-        let mut reports: Vec<_> = self.0.members.iter().enumerate().map(report).collect();
-        reports.sort_by_key(|report| self.0.members[usize::from(report.index)].given);
+        let members = self.all_members();
+        let mut reports: Vec<_> = members.iter().enumerate().map(report).collect();
+        reports.sort_by_key(|report| members[usize::from(report.index)].given);
         reports
     }
 
     fn statistics(&self) -> EngineStatistics {
-        sum_of(self.members().map(V::statistics))
+        sum_of(self.members().map(|volume| volume.statistics()))
     }
 }

@@ -9,6 +9,7 @@ pub mod log_fixture;
 pub mod lsm_fixture;
 pub mod maintained_volume;
 pub mod noted_device;
+pub mod opened_span;
 pub mod spanned_fixture;
 pub mod stable_memory;
 pub mod traced_memory;

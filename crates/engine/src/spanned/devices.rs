@@ -1,0 +1,103 @@
+//! The devices of a volume by their superblocks: which belong together, and the place of each.
+//!
+//! In: devices in any order. Out: for each index of the volume its device. Invariants: devices of other volumes, or not all of a volume, are refused, and so is one that was replaced:
+//! the others have counted more replacements of its index than it has.
+//! Tested in `tests/spanned_devices.rs` and `tests/spanned_replacement.rs`.
+
+use super::partition_map::SPAN_DEVICES_MAX;
+use super::superblock::SpanSuperblock;
+use crate::OpenError;
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::superblock::SuperblockError;
+use crate::common::superblock_io::{read_superblock, write_superblock};
+use octokv_device::Device;
+use std::rc::Rc;
+
+/// The replacements of each device, as far as any of these was told.
+pub(super) fn replacements_of<'a>(
+    superblocks: impl Iterator<Item = &'a SpanSuperblock>,
+) -> [u8; SPAN_DEVICES_MAX] {
+    superblocks
+        .fold([0; SPAN_DEVICES_MAX], |all, one| std::array::from_fn(|at| all[at].max(one.replacements[at])))
+}
+
+/// The superblocks of devices, each with the error of a device that cannot be read.
+///
+/// # Errors
+/// A device that is none of the same volume as the others, or was replaced; or there are not as many as the volume has.
+pub(super) async fn read_superblocks(
+    devices: &[Rc<dyn Device>],
+) -> Result<Vec<Result<SpanSuperblock, OpenError>>, OpenError> {
+    let mut read = Vec::with_capacity(devices.len());
+    for (device, at) in devices.iter().zip(0..) {
+        read.push(match read_superblock::<SpanSuperblock>(&**device).await {
+            Ok((superblock, _)) => Ok(superblock),
+            // It held something else, or nothing, before: not a failure of a device.
+            Err(OpenError::Superblock(error)) if error != SuperblockError::Damaged => {
+                return Err(OpenError::SpanDevice { at, error });
+            }
+            Err(error) => Err(error),
+        });
+    }
+    let mut intact = read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at)));
+    let Some((first, _)) = intact.next() else {
+        return Err(read[0].expect_err("none is intact"));
+    };
+    let mut places = vec![false; first.device.count.into()];
+    if places.len() != devices.len() {
+        return Err(OpenError::DevicesMissing { have: devices.len(), count: first.device.count });
+    }
+    for (superblock, at) in read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at))) {
+        let is_same =
+            superblock.volume_id == first.volume_id && superblock.device.count == first.device.count;
+        if !is_same {
+            return Err(OpenError::OtherVolume { at });
+        }
+        if std::mem::replace(&mut places[usize::from(superblock.device.index)], true) {
+            return Err(OpenError::DeviceTwice { at, index: superblock.device.index });
+        }
+    }
+    let known = replacements_of(read.iter().flatten());
+    for (superblock, at) in read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at))) {
+        let index = usize::from(superblock.device.index);
+        if superblock.replacements[index] < known[index]
+            && !bug_injection::is_injected(InjectedBug::SpanTakeReplaced)
+        {
+            return Err(OpenError::DeviceReplaced { at });
+        }
+    }
+    Ok(read)
+}
+
+/// Tells the devices that missed replacements of all that any other knows of: one that is lost may be the only one that knew.
+pub(super) async fn tell_replacements(
+    devices: &[Rc<dyn Device>],
+    read: &[Result<SpanSuperblock, OpenError>],
+) {
+    let replacements = replacements_of(read.iter().flatten());
+    for (device, superblock) in devices.iter().zip(read) {
+        if let Ok(superblock) = superblock
+            && superblock.replacements != replacements
+        {
+            let told = SpanSuperblock { replacements, generation: superblock.generation + 1, ..*superblock };
+            // What fails here gets it at the next opening.
+            let _ = write_superblock(&**device, &told).await;
+        }
+    }
+}
+
+/// For each index of the volume the place of its device in the list. Those without a superblock have the indices that are left.
+pub(super) fn places_of(read: &[Result<SpanSuperblock, OpenError>]) -> Vec<usize> {
+    let index_of = |read: &Result<SpanSuperblock, OpenError>| {
+        read.as_ref().ok().map(|read| usize::from(read.device.index))
+    };
+    if bug_injection::is_injected(InjectedBug::SpanIgnoreIndex) {
+        return (0..read.len()).collect();
+    }
+    let mut unknown = (0..read.len()).filter(|&at| read[at].is_err());
+    let place_of = |index| {
+        let known = read.iter().position(|read| index_of(read) == Some(index));
+        known.or_else(|| unknown.next()).expect("as many devices as indices")
+    };
+    (0..read.len()).map(place_of).collect()
+}
