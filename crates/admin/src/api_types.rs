@@ -4,6 +4,7 @@
 //!   GET    /v1/namespaces               [NamespaceSummary]
 //!   POST   /v1/namespaces               AddNamespace → NamespaceSummary
 //!   DELETE /v1/namespaces/NSID
+//!   POST   /v1/namespaces/NSID/replace  ReplaceDevice → NamespaceSummary
 //!   GET    /v1/hosts                    [NQN], "any" for every host
 //!   PUT    /v1/hosts/NQN, DELETE the same
 //!   GET    /v1/ana                      [AnaGroupStatus]
@@ -72,6 +73,22 @@ pub struct AddNamespace {
     /// What to do with data already on the device.
     #[serde(default)]
     pub existing: ExistingDataMode,
+}
+
+/// A device of several to replace: what it holds is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplaceDevice {
+    /// The device that is lost, by its name in [`DeviceSummary::device`].
+    pub lost: String,
+    /// The file or block device in its place, which begins without keys.
+    pub device: String,
+    /// Size in bytes of a missing file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Whether to discard data on the new device; otherwise it has to be new.
+    #[serde(default)]
+    pub discard: bool,
 }
 
 /// A namespace of the node.

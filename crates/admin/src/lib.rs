@@ -11,6 +11,7 @@
 //! - [`tree_report`], [`log_report`], [`device_load_report`]: the JSON documents of an ordered engine's tree, of a log engine's logs, and of one of several devices.
 //! - [`state_file`]: the settings that survive a restart, in one file.
 //! - [`service`]: applies changes to the node and to the state file.
+//! - `device_replacement`: the same for a device that is lost.
 //! - [`http_server`]: HTTP on a Unix socket, on its own thread.
 //! - [`http_client`]: requests of the command line.
 
@@ -23,6 +24,7 @@
 pub mod api_types;
 pub mod device_load_report;
 pub mod device_names;
+mod device_replacement;
 pub mod http_client;
 pub mod http_server;
 pub mod log_report;

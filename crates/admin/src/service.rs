@@ -55,13 +55,15 @@ impl From<NamespaceChangeError> for AdminError {
         let why = error.to_string();
         match error {
             NamespaceChangeError::Exists(_) => AdminError::AlreadyExists(why),
-            NamespaceChangeError::Missing(_) => AdminError::NotFound(why),
+            NamespaceChangeError::Missing(_) | NamespaceChangeError::NoSuchDevice { .. } => {
+                AdminError::NotFound(why)
+            }
             NamespaceChangeError::Open(StartError::Device { error: DeviceOpenError::NotFound, .. }) => {
                 AdminError::Invalid(format!("{why}; with a size (--size) it is created"))
             }
-            NamespaceChangeError::Open(_) | NamespaceChangeError::ValueTooLong { .. } => {
-                AdminError::Invalid(why)
-            }
+            NamespaceChangeError::Open(_)
+            | NamespaceChangeError::DeviceServes(_)
+            | NamespaceChangeError::ValueTooLong { .. } => AdminError::Invalid(why),
             NamespaceChangeError::Stopping | NamespaceChangeError::NotClosedCleanly(_) => {
                 AdminError::Failed(why)
             }
@@ -145,7 +147,7 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
 
 /// See the module header.
 pub struct AdminService {
-    node: RunningNode,
+    pub(crate) node: RunningNode,
     /// The state file; without it every change fails.
     state_file: Option<StateFile>,
     state: Mutex<PersistedState>,
@@ -191,12 +193,16 @@ impl AdminService {
         }
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, PersistedState> {
+    pub(crate) fn lock_state(&self) -> MutexGuard<'_, PersistedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Saves a changed state; without a file, or if the write fails, nothing changes.
-    fn persist(&self, state: &mut PersistedState, changed: PersistedState) -> Result<(), AdminError> {
+    pub(crate) fn persist(
+        &self,
+        state: &mut PersistedState,
+        changed: PersistedState,
+    ) -> Result<(), AdminError> {
         let Some(file) = &self.state_file else {
             return Err(AdminError::Failed(
                 "the node has no state file, so the change would not survive a restart: start it with --state FILE"
@@ -568,7 +574,7 @@ fn device_summary(device: &DeviceStatus) -> DeviceSummary {
     }
 }
 
-fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary {
+pub(crate) fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary {
     let (kind, engine, block_bytes) = namespace_type(&report.config.command_set);
     NamespaceSummary {
         nsid: report.config.id.0,

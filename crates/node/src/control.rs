@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   attach: core 0 ─▶ core 1 ─▶ … (a failure: detached from all)      detach: … ─▶ core 1 ─▶ core 0
+//!   replaced device: core 0 ─▶ core 1 ─▶ …
 //! ```
 //! In: a change, from the thread of an operator; `exchange`, the driver's way to send it to one core and to wait for the
 //! response. Out: messages that a core takes between two iterations ([`NodeCore`](crate::NodeCore)). `D` opens the
@@ -48,6 +49,15 @@ pub type OnCompacted = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
 pub enum NamespaceChange<D> {
     /// Serve a namespace.
     Attach(CoreNamespace<D>),
+    /// Serve a namespace with another device in the place of one that its volume has replaced.
+    ReplaceDevice {
+        /// The namespace.
+        id: NamespaceId,
+        /// The place of the device in the list of the namespace's.
+        at: usize,
+        /// The new device.
+        device: D,
+    },
     /// Stop serving a namespace; the response is sent when none of its requests is left.
     Detach(NamespaceId),
 }
@@ -148,6 +158,25 @@ pub fn attach_to_cores<D: Clone>(
         }
     }
     Ok(())
+}
+
+/// Gives every core the device `at` of a namespace, which has replaced another. `exchange` as in [`attach_to_cores`].
+/// REQUIRES: no other change of namespaces is in progress.
+///
+/// # Errors
+/// The first core that failed; the others have the device nevertheless.
+pub fn replace_on_cores<D: Clone>(
+    cores: usize,
+    namespace: &CoreNamespace<D>,
+    at: usize,
+    mut exchange: impl FnMut(usize, NamespaceChange<D>) -> Option<io::Result<()>>,
+) -> Result<(), CoreChangeError> {
+    let mut replace = |core| {
+        let change =
+            NamespaceChange::ReplaceDevice { id: namespace.id, at, device: namespace.devices[at].clone() };
+        check_response(core, exchange(core, change))
+    };
+    (0..cores).map(&mut replace).fold(Ok(()), Result::and)
 }
 
 /// Detaches a namespace from every core: from the first one last, since it runs the volume's maintenance. `exchange` as

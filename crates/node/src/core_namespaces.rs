@@ -20,7 +20,7 @@ use octokv_base::{BufferPool, NamespaceId};
 use octokv_device::Device;
 use octokv_engine::{AnyEngine, AnyVolume, Engine, EngineError, Volume};
 use octokv_runtime::ReactorHandle;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -133,6 +133,25 @@ impl<D: OpenDevice> CoreNamespaces<D> {
         Ok(())
     }
 
+    /// Serves a namespace with another device in place `at`, which its volume has replaced. Does nothing without the namespace.
+    ///
+    /// # Errors
+    /// The core's queue cannot open the device: the keys on it are not served by this core.
+    pub fn replace_device(&mut self, id: NamespaceId, at: usize, device: D) -> io::Result<()> {
+        let Some(served) = self.served.iter_mut().find(|served| served.namespace.id == id) else {
+            return Ok(());
+        };
+        let opened = device.open_for_core(&self.handle)?;
+        if let (NamespaceVolume::Kv(volume), Some(NamespaceBackend::Kv(kv_backend))) =
+            (&served.namespace.volume, self.table.get(id).as_deref())
+        {
+            volume.renew_engine(&kv_backend.engine, at, (self.core, &opened, &self.pool));
+            kv_backend.device_names.borrow_mut()[at] = opened.name().into();
+        }
+        served.namespace.devices[at] = device;
+        Ok(())
+    }
+
     /// Compacts a namespace fully, beside its maintenance. `on_compacted` receives the result, and is dropped if the namespace is
     /// detached first.
     ///
@@ -173,17 +192,18 @@ impl<D: OpenDevice> CoreNamespaces<D> {
     fn open_backend(&self, namespace: &CoreNamespace<D>) -> io::Result<NamespaceBackend<AnyEngine>> {
         let open = |device: &D| device.open_for_core(&self.handle);
         let devices = namespace.devices.iter().map(open).collect::<io::Result<Vec<_>>>()?;
-        let device_name = Rc::from(names_of(&devices));
         let (pool, handle) = (self.pool.clone(), self.handle.clone());
         Ok(match &namespace.volume {
             NamespaceVolume::Kv(volume) => {
                 let engine = volume.engine(self.core, &devices, pool.clone());
-                let list_yield = FairYield::default();
-                NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
+                let device_names = devices.iter().map(|device| device.name().into()).collect();
+                let (device_names, list_yield) = (RefCell::new(device_names), FairYield::default());
+                NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_names, list_yield }))
             }
             NamespaceVolume::Block(volume) => {
                 let (volume, device) = (Arc::clone(volume), Rc::clone(&devices[0]));
-                NamespaceBackend::Block(BlockBackend::new(volume, device, pool, handle, device_name))
+                let name = Rc::from(device.name());
+                NamespaceBackend::Block(BlockBackend::new(volume, device, pool, handle, name))
             }
         })
     }
@@ -252,9 +272,9 @@ async fn run_abandoned(kv_backend: Rc<KvBackend<AnyEngine>>) {
 
 /// Checkpoints and other background work of a volume, on the first core.
 async fn run_maintenance(kv_backend: Rc<KvBackend<AnyEngine>>) {
-    let device = Rc::clone(&kv_backend.device_name);
-    let log_error =
-        |error: EngineError| tracing::error!(device = &*device, %error, "volume maintenance failed");
+    let log_error = |error: EngineError| {
+        tracing::error!(device = kv_backend.device_names.borrow().join(", "), %error, "volume maintenance failed");
+    };
     kv_backend.engine.maintain(&kv_backend.handle, log_error).await;
 }
 

@@ -157,6 +157,19 @@ pub enum NamespaceChangeError {
     /// The configuration is invalid or the namespace failed to open.
     #[error(transparent)]
     Open(StartError),
+    /// The namespace has no device of this name.
+    #[error("namespace {id} has no device {name:?}: its devices are {of}")]
+    NoSuchDevice {
+        /// The namespace.
+        id: NamespaceId,
+        /// The name.
+        name: String,
+        /// The names of its devices.
+        of: String,
+    },
+    /// The device that is said to be lost serves its keys.
+    #[error("device {0} is available: what it holds is not lost")]
+    DeviceServes(String),
     /// The volume allows longer values than the node was started for.
     #[error(
         "the volume holds values of up to {volume_bytes_max} bytes, and this node was started with \

@@ -15,9 +15,9 @@ use octokv_nvmf::{IteratorHandle, IteratorRequest, RequestOperation, RequestOutc
 use octokv_runtime::ReactorHandle;
 use octokv_wire::iterator::{PairListWriter, buffer_bytes_for};
 use octokv_wire::kv::KeyListWriter;
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// Longest key of the standard commands, in bytes.
@@ -32,7 +32,7 @@ pub struct KvBackend<E> {
     /// The core's clock and timers.
     pub handle: ReactorHandle,
     /// The device's name in messages.
-    pub device_name: Rc<str>,
+    pub device_names: RefCell<Vec<Box<str>>>,
     /// Shares the core among long list requests.
     pub list_yield: FairYield,
 }
@@ -286,7 +286,7 @@ impl<E: Engine> KvBackend<E> {
             // It was logged once, when the namespace was opened.
             return RequestOutcome::DeviceUnavailable;
         }
-        tracing::error!(command, %key, device = &*self.device_name, %error, "command failed");
+        tracing::error!(command, %key, device = self.device_names.borrow().join(", "), %error, "command failed");
         RequestOutcome::Unrecovered
     }
 }
@@ -309,8 +309,8 @@ mod tests {
         let config =
             MemoryConfig { ring_seed: 1, devices: 1, partition_bytes: 1 << 20, value_bytes_max: 1 << 16 };
         let (engine, pool) = (MemoryEngine::new(config, WallClock::default()), BufferPool::new(POOL_BYTES));
-        let (device_name, list_yield) = (Rc::from("memory"), FairYield::default());
-        KvBackend { engine, pool, handle, device_name, list_yield }
+        let (device_names, list_yield) = (RefCell::default(), FairYield::default());
+        KvBackend { engine, pool, handle, device_names, list_yield }
     }
 
     fn key(bytes: &[u8]) -> Key {

@@ -125,11 +125,14 @@ impl NamespaceDevice {
         }
         if devices.len() > 1 {
             let count = devices.len();
-            for device in &mut devices {
-                device.supervision = Some(DeviceSupervision::new(timeout, count));
-            }
+            devices = devices.into_iter().map(|device| device.supervised(timeout, count)).collect();
         }
         Ok((devices, are_new))
+    }
+
+    /// The device, supervised as one of so many.
+    pub fn supervised(self, timeout: Nanos, count: usize) -> NamespaceDevice {
+        NamespaceDevice { supervision: Some(DeviceSupervision::new(timeout, count)), ..self }
     }
 }
 

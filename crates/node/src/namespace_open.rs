@@ -19,8 +19,8 @@ use octokv_device::health::DeviceHealth;
 use octokv_device::{Device, DeviceError};
 use octokv_engine::common::superblock_io::{erase_superblocks, holds_volume, is_blank};
 use octokv_engine::{
-    AnyVolume, DeviceReport, Durability, Engine, EngineStatistics, FormatVersions, OpenConfig, OpenError,
-    TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
+    AnyVolume, DeviceReport, Durability, Engine, EngineStatistics, FormatConfig, FormatVersions, OpenConfig,
+    OpenError, TreeOptions, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo, WallClock,
 };
 use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
@@ -71,7 +71,9 @@ impl NamespaceOpenOptions {
 pub(crate) struct OpenNamespace {
     pub config: NamespaceConfig,
     pub volume: NamespaceVolume,
-    devices: Vec<NamespaceDevice>,
+    pub devices: Vec<NamespaceDevice>,
+    /// Whether a device was replaced that had failed while it was open: the kernel may keep its operations.
+    pub had_failed_device: bool,
 }
 
 impl OpenNamespace {
@@ -101,7 +103,8 @@ impl OpenNamespace {
                 NamespaceVolume::Block(volume)
             }
         };
-        let opened = OpenNamespace { config: config.clone(), volume, devices: namespace_devices };
+        let (config, devices) = (config.clone(), namespace_devices);
+        let opened = OpenNamespace { config, volume, devices, had_failed_device: false };
         for DeviceStatus { name, failure, .. } in opened.device_statuses() {
             if let Some(why) = failure {
                 log_failure(&name, &why);
@@ -146,7 +149,7 @@ impl OpenNamespace {
 
     /// Whether one of several devices has failed while it was open.
     pub fn has_failed_device(&self) -> bool {
-        self.supervised().any(|(_, health)| health.failure().is_some())
+        self.had_failed_device || self.supervised().any(|(_, health)| health.failure().is_some())
     }
 
     /// Its devices by name, if they are several.
@@ -224,7 +227,7 @@ fn log_failure(device: &str, why: &str) {
 }
 
 /// A device queue and timers for the calling thread alone.
-fn dedicated_handle(driver: DeviceDriver, depth: usize) -> io::Result<ReactorHandle> {
+pub(crate) fn dedicated_handle(driver: DeviceDriver, depth: usize) -> io::Result<ReactorHandle> {
     let core_waker = CoreWaker::new()?;
     let (queue, _) = open_device_queue(driver, depth, &core_waker)?;
     let handle = ReactorHandle::new(core_waker, DeviceHandle::new(queue, depth), CpuTime::measured());
@@ -233,7 +236,7 @@ fn dedicated_handle(driver: DeviceDriver, depth: usize) -> io::Result<ReactorHan
 }
 
 /// Runs a future on the calling thread and polls its devices until the future ends.
-fn run_to_completion<T>(handle: &ReactorHandle, future: impl Future<Output = T>) -> T {
+pub(crate) fn run_to_completion<T>(handle: &ReactorHandle, future: impl Future<Output = T>) -> T {
     let channel = handle.devices();
     block_on(future, || {
         handle.begin_iteration(kernel::now());
@@ -248,15 +251,8 @@ fn open_volume(
     (handle, devices): (&ReactorHandle, &[Rc<dyn Device>]),
     are_new: bool,
 ) -> Result<AnyVolume, StartError> {
-    let CommandSetConfig::KeyValue { format } = &config.command_set else {
-        unreachable!("open_volume is called for Key Value namespaces only")
-    };
     let failed = |error| StartError::Volume { name: core_namespaces::names_of(devices), error };
-    let mut format = *format;
-    format.seed = match options.seed {
-        Some(seed) => seed,
-        None => random_u64().map_err(StartError::System)?,
-    };
+    let format = format_config(config, options)?;
     let pool = BufferPool::new(64 << 20);
     let mut unwritten = are_new;
     for device in devices.iter().filter(|_| are_new) {
@@ -265,7 +261,37 @@ fn open_volume(
     if config.existing_data == ExistingDataPolicy::Discard || unwritten {
         run_to_completion(handle, AnyVolume::format(devices, &format)).map_err(failed)?;
     }
-    let open = OpenConfig {
+    let open = open_config(config, &format, options);
+    let volume = run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)?;
+    volume.set_scrub_rate(options.scrub_bytes_per_second);
+    Ok(volume)
+}
+
+/// The format of a new volume of a Key Value namespace.
+///
+/// # Errors
+/// No random numbers.
+pub(crate) fn format_config(
+    config: &NamespaceConfig,
+    options: NamespaceOpenOptions,
+) -> Result<FormatConfig, StartError> {
+    let CommandSetConfig::KeyValue { format } = &config.command_set else {
+        unreachable!("called for Key Value namespaces only")
+    };
+    let seed = match options.seed {
+        Some(seed) => seed,
+        None => random_u64().map_err(StartError::System)?,
+    };
+    Ok(FormatConfig { seed, ..*format })
+}
+
+/// How the volume of a Key Value namespace is opened.
+pub(crate) fn open_config(
+    config: &NamespaceConfig,
+    format: &FormatConfig,
+    options: NamespaceOpenOptions,
+) -> OpenConfig {
+    OpenConfig {
         durability: options.durability,
         cores: options.cores,
         cache_bytes: config.cache_bytes,
@@ -275,10 +301,7 @@ fn open_volume(
             .unwrap_or_else(|| default_compact_bytes_per_second(format.engine)),
         tree: options.tree,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
-    };
-    let volume = run_to_completion(handle, AnyVolume::open(devices, &pool, open, &format)).map_err(failed)?;
-    volume.set_scrub_rate(options.scrub_bytes_per_second);
-    Ok(volume)
+    }
 }
 
 /// Refuses a device that holds a Key Value volume, unless the policy is to discard it: then the superblocks are

@@ -167,8 +167,8 @@ mod tests {
             volume.assign_owner_cores(cores);
         }
         let engine = volume.engine(0, &devices, pool.clone());
-        let (device_name, list_yield) = (Rc::from("memory"), FairYield::default());
-        NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_name, list_yield }))
+        let (device_names, list_yield) = (RefCell::default(), FairYield::default());
+        NamespaceBackend::Kv(Rc::new(KvBackend { engine, pool, handle, device_names, list_yield }))
     }
 
     #[test]

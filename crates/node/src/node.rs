@@ -9,10 +9,10 @@
 //! Invariants: only devices that belong to the node are written; a start that fails joins every thread it started and
 //! names the core, device or setting that failed.
 
-use crate::config::{NamespaceConfig, NodeConfig};
+use crate::config::{DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
 use crate::control::{
     ControlMessage, ControlQueue, CoreChangeError, CoreStatus, NamespaceChange, OnCompacted, attach_to_cores,
-    detach_from_cores,
+    detach_from_cores, replace_on_cores,
 };
 use crate::core_namespaces::NamespaceVolume;
 use crate::core_thread::{CoreGuard, CoreMain, CoreThread, NodeShared, RunningCore, StartReport};
@@ -22,6 +22,7 @@ use crate::monitor::Monitor;
 use crate::namespace_device::NamespaceDevice;
 use crate::namespace_open::{NamespaceOpenOptions, OpenNamespace};
 use crate::namespace_status::NamespaceStatus;
+use crate::node_parts::{new_target, open_namespaces};
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
@@ -65,9 +66,6 @@ pub struct RunningNode {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// The open namespaces, and the optional ones that failed to open.
-type OpenedNamespaces = (BTreeMap<NamespaceId, OpenNamespace>, Vec<(NamespaceConfig, StartError)>);
 
 /// Starts a node. It accepts connections when this returns.
 ///
@@ -115,62 +113,6 @@ fn start_with(
     node.wait_for_cores(&startup_rx)?;
     node.target.set_listeners(node.addresses.clone());
     Ok(node)
-}
-
-/// Opens the configured namespaces. An optional one that fails is logged and returned with its error.
-fn open_namespaces(config: &NodeConfig) -> Result<OpenedNamespaces, StartError> {
-    let (mut open_namespaces, mut offline) = (BTreeMap::new(), Vec::new());
-    for namespace in config.all_namespaces() {
-        validate_namespace(&namespace)?;
-        if open_namespaces.contains_key(&namespace.id) {
-            let why = match namespace.required {
-                true => format!("{} is configured twice", namespace.id),
-                false => format!(
-                    "{} is configured, and was also added while the node ran (state file)",
-                    namespace.id
-                ),
-            };
-            return Err(StartError::InvalidSetting { name: "nsid", why });
-        }
-        let opened = OpenNamespace::open(&namespace, NamespaceOpenOptions::of(config))
-            .and_then(|open| reject_duplicate(&open_namespaces, open));
-        match opened {
-            Ok(open) => drop(open_namespaces.insert(namespace.id, open)),
-            Err(error) if namespace.required => return Err(error),
-            Err(error) => {
-                tracing::error!(nsid = namespace.id.0, %error, "added namespace failed to open and is offline");
-                offline.push((namespace, error));
-            }
-        }
-    }
-    Ok((open_namespaces, offline))
-}
-
-/// Makes the target of a node with these namespaces.
-fn new_target(
-    config: &NodeConfig,
-    namespaces: &BTreeMap<NamespaceId, OpenNamespace>,
-) -> Result<Arc<Target>, StartError> {
-    let value_bytes_max = namespaces.values().filter_map(OpenNamespace::value_bytes_max).max().unwrap_or(0);
-    if config.buffer_bytes < 4 * value_bytes_max {
-        let why = format!(
-            "the volume holds values of up to {value_bytes_max} bytes: space for four of them is needed"
-        );
-        return Err(StartError::InvalidSetting { name: "buffer_bytes", why });
-    }
-    let mut subsystem = config.subsystem.clone();
-    subsystem.receive_bytes_max = subsystem.receive_bytes_max.max(2 * value_bytes_max);
-    subsystem.nqn.clone_from(&config.nqn);
-    subsystem.connections_max = config.connections_max;
-    subsystem.iterator_idle_limit = config.tree.iterator_idle;
-    subsystem.value_bytes_max = subsystem.value_bytes_max.max(value_bytes_max as u32);
-    let infos = namespaces.values().map(|namespace| namespace.info(subsystem.key_bytes_max)).collect();
-    let target = Target::new(subsystem, infos);
-    target.set_host_acl(config.host_acl.clone());
-    target.set_referrals(config.referrals.clone());
-    target.set_health(config.health);
-    config.ana_states.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
-    Ok(target)
 }
 
 impl RunningNode {
@@ -319,6 +261,37 @@ impl RunningNode {
         namespace
             .close(NamespaceOpenOptions::of(&self.config))
             .map_err(NamespaceChangeError::NotClosedCleanly)
+    }
+
+    /// Puts an empty volume on `device` in the place of one of several of a namespace that is lost, whose name `ns list` shows: its keys are given up. The others are
+    /// served meanwhile.
+    ///
+    /// # Errors
+    /// No such namespace or device, one that serves; what [`RunningNode::add_namespace`] has for the new device, which has to be new unless `existing` discards what it holds. What is
+    /// served has not changed then, but the lost device may be refused from now on; with [`StartError::Core`] some cores serve the new device and others do not until the
+    /// namespace is opened again.
+    pub fn replace_device(
+        &self,
+        id: NamespaceId,
+        lost: &str,
+        device: DeviceConfig,
+        existing: ExistingDataPolicy,
+    ) -> Result<NamespaceStatus, NamespaceChangeError> {
+        let _change_guard = lock(&self.change_lock);
+        let namespace = lock(&self.namespaces).get(&id).cloned();
+        let namespace = namespace.ok_or(NamespaceChangeError::Missing(id))?;
+        let at = namespace.lost_device(lost)?;
+        let options = NamespaceOpenOptions::of(&self.config);
+        let replaced =
+            namespace.replaced(at, device, existing, options).map_err(NamespaceChangeError::Open)?;
+        let changed = replace_on_cores(self.threads.len(), &replaced.for_cores(), at, |core, change| {
+            self.apply_on_core(core, change)
+        });
+        lock(&self.namespaces).insert(id, replaced.clone());
+        let info = replaced.info(self.target.config().key_bytes_max);
+        self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
+        changed.map_err(|error| self.change_error(error))?;
+        Ok(self.status_of(&replaced))
     }
 
     /// Compacts a namespace fully, beside its requests, on the first core. `on_compacted` receives the result there.

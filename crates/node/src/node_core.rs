@@ -144,6 +144,12 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
                 self.reactor.fail_missing_namespaces(now);
                 drop(response_tx.send(self.namespaces.attach(namespace)));
             }
+            ControlMessage::ChangeNamespaces(
+                NamespaceChange::ReplaceDevice { id, at, device },
+                response_tx,
+            ) => {
+                let _ = response_tx.send(self.namespaces.replace_device(id, at, device));
+            }
             ControlMessage::ChangeNamespaces(NamespaceChange::Detach(id), response_tx) => {
                 self.namespaces.detach(id, response_tx);
             }

@@ -8,7 +8,7 @@
 //! that reuses an identifier has another serial number; every namespace's ANA group is in the snapshot.
 
 use crate::namespace_info::{ANA_GROUPS_MAX, NamespaceInfo};
-use octokv_base::NamespaceId;
+use octokv_base::{NamespaceId, SharedSum};
 use octokv_wire::Status;
 use octokv_wire::log_page::AnaState;
 use parking_lot::Mutex;
@@ -116,6 +116,12 @@ impl NamespaceSnapshot {
         Ok(())
     }
 
+    /// Returns whether there is the namespace.
+    fn resize(&mut self, id: NamespaceId, size_bytes: u64, used_bytes: SharedSum) -> bool {
+        let found = self.entries.iter_mut().find(|entry| entry.info.id == id);
+        found.map(|entry| (entry.info.size_bytes, entry.info.used_bytes) = (size_bytes, used_bytes)).is_some()
+    }
+
     fn remove(&mut self, id: NamespaceId) -> Option<NamespaceInfo> {
         let index = self.entries.binary_search_by_key(&id, |entry| entry.info.id).ok()?;
         let entry = self.entries.remove(index);
@@ -196,6 +202,11 @@ impl NamespaceDirectory {
         self.update(|directory| directory.add(info))
     }
 
+    /// Returns whether there is the namespace.
+    pub fn resize(&self, id: NamespaceId, size_bytes: u64, used_bytes: SharedSum) -> bool {
+        self.update(|directory| directory.resize(id, size_bytes, used_bytes))
+    }
+
     pub fn remove(&self, id: NamespaceId) -> Option<NamespaceInfo> {
         self.update(|directory| directory.remove(id))
     }
@@ -221,7 +232,6 @@ impl NamespaceDirectory {
 mod tests {
     use super::*;
     use crate::namespace_info::NamespaceKind;
-    use octokv_base::SharedSum;
 
     fn info(id: u32, ana_group: u32) -> NamespaceInfo {
         NamespaceInfo {

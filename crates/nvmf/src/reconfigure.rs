@@ -10,7 +10,7 @@ use crate::host_acl::HostAcl;
 use crate::namespace_directory::{NamespaceExists, NamespaceSnapshot};
 use crate::namespace_info::NamespaceInfo;
 use crate::subsystem::{DiscoveryAddresses, Target};
-use octokv_base::NamespaceId;
+use octokv_base::{NamespaceId, SharedSum};
 use octokv_wire::log_page::AnaState;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -34,6 +34,14 @@ impl Target {
         self.namespace_directory.add(info)?;
         self.notify_namespace_changed(id);
         Ok(())
+    }
+
+    /// Sets the size of a namespace in bytes, and what counts its use, and notifies the hosts that see it. Does nothing if there is
+    /// none of this identifier.
+    pub fn resize_namespace(&self, id: NamespaceId, size_bytes: u64, used_bytes: SharedSum) {
+        if self.namespace_directory.resize(id, size_bytes, used_bytes) {
+            self.notify_namespace_changed(id);
+        }
     }
 
     /// Removes and returns a namespace, and notifies the hosts that saw it. New commands on it fail;

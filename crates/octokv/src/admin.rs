@@ -7,7 +7,8 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
 use octokv_admin::DeviceNames;
 use octokv_admin::api_types::{
-    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, SetAnaState,
+    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, ReplaceDevice,
+    SetAnaState,
 };
 use octokv_admin::http_client::{self, AdminClientError, encode_path_segment};
 use std::io::Write;
@@ -30,6 +31,8 @@ pub struct AdminArgs {
 pub enum NsCommand {
     /// Add a namespace, now and after every restart; connected hosts are notified.
     Add(NsAddArgs),
+    /// Replace a lost device of a namespace on several, while the others are served. The keys that it held are given up.
+    Replace(NsReplaceArgs),
     /// Remove a namespace that was added at run time; the data stays on its device.
     Remove {
         /// Namespace ID.
@@ -91,6 +94,27 @@ pub struct NsAddArgs {
     /// Block namespaces: expose the data on the device, even a key-value volume.
     #[arg(long)]
     pub keep: bool,
+    #[command(flatten)]
+    pub admin_args: AdminArgs,
+}
+
+/// Arguments of `ns replace`.
+#[derive(Debug, Args)]
+pub struct NsReplaceArgs {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// The device that is lost, as `octokv ns list` names it: what it holds is given up, and it is refused from now on.
+    #[arg(long, value_name = "PATH")]
+    pub lost: String,
+    /// The file or block device in its place, which begins without keys; a missing file is created if --size is given.
+    #[arg(long, value_name = "PATH")]
+    pub device: String,
+    /// Size of a missing file; an existing device keeps its size.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// Discard the data on the new device.
+    #[arg(long)]
+    pub format: bool,
     #[command(flatten)]
     pub admin_args: AdminArgs,
 }
@@ -208,6 +232,26 @@ pub fn ns(command: &NsCommand) -> CliResult {
             let added: NamespaceSummary =
                 http_client::post(&socket, "/v1/namespaces", &request).map_err(to_cli_error)?;
             if add.admin_args.json { print_json(&added) } else { print_namespaces(&[added]) }
+        }
+        NsCommand::Replace(replace) => {
+            let path = std::path::absolute(&replace.device).map_err(|error| anyhow!("device: {error}"))?;
+            let request = ReplaceDevice {
+                lost: replace.lost.clone(),
+                device: path.to_str().ok_or_else(|| anyhow!("device: the path is not UTF-8"))?.to_owned(),
+                size_bytes: replace.size.map(|size| size.0),
+                discard: replace.format,
+            };
+            let path = format!("/v1/namespaces/{}/replace", replace.nsid);
+            let socket = replace.admin_args.socket_path()?;
+            let replaced: NamespaceSummary =
+                http_client::post(&socket, &path, &request).map_err(to_cli_error)?;
+            if !replaced.added {
+                eprintln!(
+                    "namespace {} is of the configuration: name {} there in the place of {} before the next start",
+                    replace.nsid, request.device, request.lost
+                );
+            }
+            if replace.admin_args.json { print_json(&replaced) } else { print_namespaces(&[replaced]) }
         }
         NsCommand::Remove { nsid, admin_args } => {
             http_client::delete(&admin_args.socket_path()?, &format!("/v1/namespaces/{nsid}"))

@@ -172,3 +172,105 @@ fn a_namespace_on_several_devices_is_added_and_kept_at_a_restart() {
     assert_eq!(listed.stdout_ok().lines().filter(|line| line.contains("device ")).count(), 2);
     server.stop();
 }
+
+/// The numbers of the keys that a server finds; the others do not exist.
+fn numbers_found(server: &Server) -> Vec<u32> {
+    let is_found = |&number: &u32| {
+        let got = server.run(&["get", &format!("key{number:02}")]);
+        match got.code {
+            0 => true,
+            _ => {
+                got.assert_failed(3, &[]);
+                false
+            }
+        }
+    };
+    (0..KEYS).filter(is_found).collect()
+}
+
+#[test]
+fn a_lost_device_is_replaced_while_the_others_are_served() {
+    for engine in ["hash", "lsm", "log"] {
+        let directory = temp_directory();
+        let devices = paths(directory.path(), &["a", "b", "c"]);
+        let socket = directory.path().join("admin.sock");
+        let admin = ["--admin", socket.to_str().unwrap()];
+        let options = [&["--engine", engine][..], &admin].concat();
+        let server = start(directory.path(), &devices, &options);
+        fill(&server);
+        server.stop();
+        let moved = directory.path().join("moved").to_str().unwrap().to_owned();
+        std::fs::rename(&devices[1], &moved).unwrap();
+        let mut server = start(directory.path(), &devices, &options);
+        let new = paths(directory.path(), &["new"]).remove(0);
+        let replace = |nsid: &str, lost: &str, device: &str, more: &[&str]| {
+            let fixed = ["ns", "replace", nsid, "--lost", lost, "--device", device];
+            octokv([&fixed[..], more, &admin].concat())
+        };
+        let size = ["--size", "32MiB"];
+        replace("1", &devices[0], &new, &size).assert_failed(2, &[&devices[0], "what it holds is not lost"]);
+        replace("1", "other", &new, &size).assert_failed(1, &["no device \"other\"", &devices[1]]);
+        replace("2", &devices[1], &new, &size).assert_failed(1, &["there is no namespace 2"]);
+        replace("1", &devices[1], &new, &[]).assert_failed(2, &["with a size (--size) it is created"]);
+        replace("1", &devices[1], &moved, &[]).assert_failed(2, &["is not new: --format discards"]);
+        replace("1", &devices[1], &devices[0], &["--format"]).assert_failed(2, &["is there twice"]);
+        replace("1", &devices[1], &new, &["--size", "1KiB"]).assert_failed(2, &[&new]);
+        assert!(!Path::new(&new).exists(), "the file of a replacement that failed is left");
+        let replaced = replace("1", &devices[1], &new, &size);
+        let note = format!("name {new} there in the place of {}", devices[1]);
+        assert!(replaced.code == 0 && replaced.stderr.contains(&note), "{}", replaced.stderr);
+        let lines: Vec<&str> = replaced.text().lines().collect();
+        assert!(lines.len() == 4 && lines[2].contains(&new) && lines[2].contains("0 keys"), "{lines:?}");
+        let found = numbers_found(&server);
+        assert!((20..KEYS as usize - 8).contains(&found.len()), "{engine}: {} keys", found.len());
+        assert_eq!(server.run(&["list"]).stdout_ok().lines().count(), found.len());
+        fill(&server);
+        assert_all(&server);
+        server.kill();
+        let with_new = [devices[0].clone(), new.clone(), devices[2].clone()];
+        let server = start(directory.path(), &with_new, &options);
+        assert_all(&server);
+        server.stop();
+        check(&with_new).stdout_ok();
+        let with_old = [devices[2].clone(), moved.clone(), devices[0].clone()];
+        refused(&with_old, &["--engine", engine], &["device 1 of the list was replaced by another"]);
+        // One that was replaced may serve as a new one.
+        let degraded = [devices[0].clone(), devices[1].clone(), devices[2].clone()];
+        let server = start(directory.path(), &degraded, &options);
+        assert_eq!(replace("1", &devices[1], &moved, &["--format"]).code, 0);
+        assert_eq!(numbers_found(&server), found);
+        server.stop();
+    }
+}
+
+#[test]
+fn a_replaced_device_of_an_added_namespace_is_that_of_the_next_start() {
+    let directory = temp_directory();
+    let (first, two) = (paths(directory.path(), &["first"]), paths(directory.path(), &["a", "b"]));
+    let socket = directory.path().join("admin.sock");
+    let admin = ["--admin", socket.to_str().unwrap()];
+    let server = start(directory.path(), &first, &admin);
+    let added = ["ns", "add", "--kind", "kv", "--size", "32MiB"];
+    octokv([&added[..], &flags(&two), &admin].concat()).stdout_ok();
+    server.stop();
+    std::fs::remove_file(&two[0]).unwrap();
+    let server = start(directory.path(), &first, &admin);
+    let new = paths(directory.path(), &["new"]).remove(0);
+    let replace = ["ns", "replace", "2", "--lost", &two[0], "--device", &new, "--size", "40MiB"];
+    let before = octokv([&["ns", "list", "--json"][..], &admin].concat());
+    octokv([&replace[..], &admin].concat()).stdout_ok();
+    let listed = octokv([&["ns", "list", "--json"][..], &admin].concat());
+    let size = |listed: &str| -> u64 {
+        serde_json::from_str::<serde_json::Value>(listed).unwrap()[1]["size_bytes"].as_u64().unwrap()
+    };
+    assert!(size(listed.stdout_ok()) > size(before.stdout_ok()) + (32 << 20), "its size is that of both");
+    server.stop();
+    let server = start(directory.path(), &first, &admin);
+    let listed = octokv([&["ns", "list"][..], &admin].concat());
+    assert!(listed.stdout_ok().contains(&new) && !listed.text().contains("NOT"), "{}", listed.text());
+    let url = server.url.replace("nsid=1", "nsid=2");
+    for number in 0..8 {
+        octokv(["put", &format!("key{number}"), "value", "--url", &url]).stdout_ok();
+    }
+    server.stop();
+}
