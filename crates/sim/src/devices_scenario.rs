@@ -42,6 +42,7 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
             (host.commands_max, host.sessions) = (host.commands_max.min(4), host.sessions.min(2));
         }
     }
+    plan.nodes[0].replaces_disks = random.one_in(2);
     let disks = plan.nodes[0].devices as u64;
     for phase in &mut plan.phases {
         if random.one_in(3) {

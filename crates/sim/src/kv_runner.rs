@@ -27,8 +27,8 @@ use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::EngineKind;
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
-use octokv_engine::linearizability::KeyState;
-use octokv_engine::{AnyVolume, Durability, Volume};
+use octokv_engine::linearizability::{Call, KeyState};
+use octokv_engine::{AnyVolume, Durability, OpenError, Volume};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
 
@@ -131,6 +131,7 @@ impl ScenarioRunner for KvRunner {
 
     /// Recovers and audits the volume and starts serving; the crashes are during recovery.
     fn recover(&mut self, node: usize, crashes_in_recovery: &[(Nanos, HostFailure)]) -> Result<(), String> {
+        self.refuse_retired(node)?;
         let keys = self.keys(node);
         let format = !self.disks[node].is_formatted;
         let mut task_result = self.simulation.node[node].start_recovery(keys.clone(), format);
@@ -202,6 +203,9 @@ impl ScenarioRunner for KvRunner {
         for (disk, node) in self.disks.iter_mut().zip(node) {
             disk.worker.iter_mut().for_each(|worker| worker.run(node, completed));
         }
+        if self.simulation.node.iter().any(KvNodeUnderTest::has_disk_to_replace) {
+            return self.for_each_node(KvRunner::replace_disk).map(|()| true);
+        }
         let Some(operator) = &mut self.operator else { return Ok(false) };
         let is_due = sim.now() >= operator.next_time() || completed >= operator.next_at_completed();
         if is_due {
@@ -219,6 +223,7 @@ impl ScenarioRunner for KvRunner {
         let workers = self.disks.iter().filter_map(|disk| disk.worker.as_ref());
         let due_at = operator.chain(workers.map(EngineWorker::next_at_completed)).min().unwrap_or(u64::MAX);
         workload.progress.completed >= due_at
+            || self.simulation.node.iter().any(KvNodeUnderTest::has_disk_to_replace)
     }
 
     /// Waits also for the durability marker, which the volume then has written.
@@ -289,6 +294,30 @@ impl ScenarioRunner for KvRunner {
 }
 
 impl KvRunner {
+    /// Replaces a disk of a node that has failed: what it held is lost at some moment meanwhile.
+    fn replace_disk(&mut self, node: usize) -> Result<(), String> {
+        let (keys, under_test) = (self.keys(node), &mut self.simulation.node[node]);
+        let Some(at) = under_test.failed_device() else { return Ok(()) };
+        let workload = Rc::clone(&self.simulation.workload);
+        let lost = (0..keys.len()).filter(|&key| under_test.is_key_of(at, &keys[key]));
+        let lost: Vec<_> =
+            lost.map(|key| workload.borrow_mut().histories[node].begin(key, Call::Clear)).collect();
+        under_test.replace_device(at)?;
+        self.simulation.stats.disks_replaced += 1;
+        let history = &mut workload.borrow_mut().histories[node];
+        lost.into_iter().try_for_each(|call| history.end_durable(call))
+    }
+
+    /// Checks that the disk which was replaced last is refused in its former place.
+    fn refuse_retired(&mut self, node: usize) -> Result<(), String> {
+        let Some(opened) = self.simulation.node[node].start_opening_with_retired() else { return Ok(()) };
+        match self.wait_result("an opening with a disk that was replaced", &opened)? {
+            Err(OpenError::DeviceReplaced { .. }) => Ok(()),
+            Ok(()) => Err("a disk that was replaced is served".to_owned()),
+            Err(error) => Err(format!("a disk that was replaced is not recognized: {error}")),
+        }
+    }
+
     fn for_each_node(
         &mut self,
         mut action: impl FnMut(&mut KvRunner, usize) -> Result<(), String>,

@@ -50,22 +50,28 @@ pub type TaskResult<T> = Rc<RefCell<Option<T>>>;
 /// Result of recovery: the open volume, and the audit of every key.
 pub type RecoveryResult = Result<(AnyVolume, Vec<AuditResult>), OpenError>;
 
-struct RunningVolume {
-    volume: AnyVolume,
+pub(crate) struct RunningVolume {
+    pub volume: AnyVolume,
+    /// Its devices, by their places in the list that the node has.
+    pub devices: Vec<SimDevice>,
     /// The namespace of the volume; `None` while it has none.
-    namespace: Cell<Option<NamespaceId>>,
+    pub namespace: Cell<Option<NamespaceId>>,
 }
 
 /// A node with one key-value namespace, on one disk or several.
 pub struct KvNodeUnderTest {
     /// Its host, reactors and target.
     pub sim_node: SimNode,
-    storages: Vec<SimStorage>,
+    pub(crate) storages: Vec<SimStorage>,
+    /// The number of each storage among the disks that faults name: one that replaced another has a number of its own.
+    pub(crate) numbers: Vec<usize>,
+    /// Disks that were replaced, with the index of those in their places.
+    pub(crate) retired: Vec<(usize, SimStorage)>,
     /// The order in which the storages are given to the node, another one at each recovery.
-    order: RefCell<Vec<usize>>,
+    pub(crate) order: RefCell<Vec<usize>>,
     /// Of the orders.
     random: RefCell<Prng>,
-    running: Option<RunningVolume>,
+    pub(crate) running: Option<RunningVolume>,
 }
 
 impl NodesUnderTest for Vec<KvNodeUnderTest> {
@@ -87,7 +93,7 @@ impl ReconfigurableNode for Vec<KvNodeUnderTest> {
         between: impl FnMut(),
     ) -> Result<(), CoreChangeError> {
         let node = &self[disk];
-        let Some(RunningVolume { volume, namespace }) = &node.running else { return Ok(()) };
+        let Some(RunningVolume { volume, namespace, .. }) = &node.running else { return Ok(()) };
         let (core_namespace, info) = node.namespace(volume, id);
         node.sim_node.add_namespace(&core_namespace, info, between)?;
         namespace.set(Some(id));
@@ -114,11 +120,12 @@ impl KvNodeUnderTest {
         let storage = |_| SimStorage::new(sim, sim_node.host, plan.disk, plan.is_in_memory);
         let storages = (0..plan.devices).map(storage).collect();
         let (order, random) = (RefCell::new((0..plan.devices).collect()), RefCell::new(Prng::new(7)));
-        KvNodeUnderTest { sim_node, storages, order, random, running: None }
+        let (numbers, retired) = ((0..plan.devices).collect(), Vec::new());
+        KvNodeUnderTest { sim_node, storages, numbers, retired, order, random, running: None }
     }
 
     /// Format of the volume.
-    fn format(&self) -> FormatConfig {
+    pub(crate) fn format(&self) -> FormatConfig {
         let plan = &self.sim_node.plan;
         plan.engine.format(FormatConfig {
             version: plan.format_version,
@@ -132,9 +139,33 @@ impl KvNodeUnderTest {
         })
     }
 
-    /// Starts a reactor that runs one task.
+    /// How the volume is opened.
+    pub(crate) fn open_config(&self) -> OpenConfig {
+        let plan = self.sim_node.plan;
+        let NodePlan { durability, cache_bytes, prepare_bytes, compact_bytes_per_second, .. } = plan;
+        OpenConfig {
+            durability,
+            cores: plan.cores + usize::from(plan.has_parallel_core),
+            cache_bytes,
+            prepare_bytes,
+            compact_bytes_per_second,
+            tree: OpenConfig::TREE,
+            clock: WallClock::default(),
+        }
+    }
+
+    /// Starts a reactor that runs one task on the devices.
     fn spawn_task<T: 'static, F: Future<Output = T> + 'static>(
         &self,
+        task: impl FnOnce(Vec<Rc<dyn Device>>) -> F,
+    ) -> TaskResult<T> {
+        self.spawn_task_on(self.devices(), task)
+    }
+
+    /// Starts a reactor that runs one task on these devices.
+    pub(crate) fn spawn_task_on<T: 'static, F: Future<Output = T> + 'static>(
+        &self,
+        devices: Vec<SimDevice>,
         task: impl FnOnce(Vec<Rc<dyn Device>>) -> F,
     ) -> TaskResult<T> {
         let handle = ReactorHandle::new(
@@ -143,7 +174,7 @@ impl KvNodeUnderTest {
             CpuTime::simulated(),
         );
         let result_slot: TaskResult<T> = Rc::default();
-        let opened = self.devices().into_iter().map(|device| device.open_for_core(&handle));
+        let opened = devices.into_iter().map(|device| device.open_for_core(&handle));
         let devices = opened.collect::<Result<Vec<_>, _>>();
         let future = task(devices.expect("a simulated disk opens on a simulated queue"));
         let result = Rc::clone(&result_slot);
@@ -162,8 +193,12 @@ impl KvNodeUnderTest {
     }
 
     /// The devices, in the order in which they are given to the node.
-    fn devices(&self) -> Vec<SimDevice> {
-        self.order.borrow().iter().map(|&at| self.sim_node.device(&self.storages[at], at)).collect()
+    pub(crate) fn devices(&self) -> Vec<SimDevice> {
+        self.order
+            .borrow()
+            .iter()
+            .map(|&at| self.sim_node.device(&self.storages[at], self.numbers[at]))
+            .collect()
     }
 
     /// Gives the devices to the node in another order.
@@ -177,7 +212,7 @@ impl KvNodeUnderTest {
     /// Starts the host and opens the disks, after formatting them if `first`, then audits every key.
     pub fn start_recovery(&self, keys: Vec<Key>, first: bool) -> TaskResult<RecoveryResult> {
         self.sim_node.sim.start_host(self.sim_node.host);
-        let (format, plan) = (self.format(), self.sim_node.plan);
+        let (format, plan, config) = (self.format(), self.sim_node.plan, self.open_config());
         self.shuffle_devices();
         self.spawn_task(move |devices| async move {
             // Memory is formatted when it is opened.
@@ -185,18 +220,6 @@ impl KvNodeUnderTest {
                 AnyVolume::format(&devices, &format).await?;
             }
             let pool = BufferPool::new(plan.pool_bytes);
-            let cores = plan.cores + usize::from(plan.has_parallel_core);
-            let NodePlan { durability, cache_bytes, prepare_bytes, compact_bytes_per_second, .. } = plan;
-            let clock = WallClock::default();
-            let config = OpenConfig {
-                durability,
-                cores,
-                cache_bytes,
-                prepare_bytes,
-                compact_bytes_per_second,
-                tree: OpenConfig::TREE,
-                clock,
-            };
             let volume = plan.engine.open(&devices, &pool, config, &format).await?;
             let engine = volume.engine(0, &devices, pool);
             let audited = audit_keys(&engine, &keys).await;
@@ -218,8 +241,9 @@ impl KvNodeUnderTest {
         }
         let (namespace, info) = self.namespace(&volume, id);
         let target = Target::new(self.sim_node.subsystem_config(), vec![info]);
-        self.sim_node.start(target, &[namespace]);
-        self.running = Some(RunningVolume { volume, namespace: Cell::new(Some(id)) });
+        self.sim_node.start(target, std::slice::from_ref(&namespace));
+        let devices = namespace.devices;
+        self.running = Some(RunningVolume { volume, devices, namespace: Cell::new(Some(id)) });
     }
 
     /// A new namespace on a volume: as cores and as hosts see it.

@@ -184,6 +184,8 @@ pub struct NodePlan {
     pub is_in_memory: bool,
     /// Whether another core executes operations in the middle of those that end at once.
     pub has_parallel_core: bool,
+    /// Whether an operator replaces a disk of several that has failed.
+    pub replaces_disks: bool,
     /// Scheduling configuration and simulated request costs.
     pub scheduling: SchedulingPlan,
 }

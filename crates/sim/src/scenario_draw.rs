@@ -116,6 +116,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         devices: 1,
         is_in_memory: false,
         has_parallel_core: false,
+        replaces_disks: false,
         // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),
     }

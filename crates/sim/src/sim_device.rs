@@ -111,6 +111,13 @@ pub struct SimDevice {
     supervision: Option<DeviceSupervision>,
 }
 
+impl SimDevice {
+    /// Whether it was given up by a core that supervises it.
+    pub fn has_failed(&self) -> bool {
+        self.supervision.as_ref().is_some_and(|supervision| supervision.health().failure().is_some())
+    }
+}
+
 impl OpenDevice for SimDevice {
     fn open_for_core(&self, handle: &ReactorHandle) -> io::Result<Rc<dyn Device>> {
         let device: Rc<dyn Device> = match &self.source {

@@ -67,6 +67,8 @@ pub struct ScenarioStats {
     pub device_errors: u64,
     /// Device operations of disks that hung, which did not complete.
     pub hung_operations: u64,
+    /// Disks of several that were replaced while their node served.
+    pub disks_replaced: u64,
     /// Commands that failed since the device of their key was not available.
     pub unavailable_commands: u64,
     /// Accesses to memory in place: by commands that end at once.

@@ -30,8 +30,18 @@ fn a_device_that_has_failed_and_is_used_is_found() {
 }
 
 #[test]
+fn a_replacement_that_the_others_do_not_count_is_found() {
+    assert_found(InjectedBug::SpanForgetReplacement, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_device_that_was_replaced_and_is_served_again_is_found() {
+    assert_found(InjectedBug::SpanTakeReplaced, Scenario::Devices, 60);
+}
+
+#[test]
 fn disks_hang_beside_crashes_and_others_serve() {
-    let (mut hung, mut unavailable, mut crashes, mut served) = (0, 0, 0, 0);
+    let (mut hung, mut unavailable, mut crashes, mut served, mut replaced) = (0, 0, 0, 0, 0);
     for seed in 500..540 {
         let stats =
             run_seed(seed, Scenario::Devices, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
@@ -39,10 +49,11 @@ fn disks_hang_beside_crashes_and_others_serve() {
         unavailable += stats.unavailable_commands;
         served += stats.succeeded;
         crashes += stats.crashes;
+        replaced += stats.disks_replaced;
     }
     assert!(
-        hung >= 10 && unavailable > 100 && crashes > 20,
-        "{hung} runs, {unavailable} commands, {crashes} crashes"
+        hung >= 10 && unavailable > 100 && crashes > 20 && replaced >= 5,
+        "{hung} runs, {unavailable} commands, {crashes} crashes, {replaced} disks replaced"
     );
     assert!(
         served > 5 * unavailable,

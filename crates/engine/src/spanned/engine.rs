@@ -48,6 +48,11 @@ fn absent(device: usize) -> EngineError {
     EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
 }
 
+/// Whether the device of a handle has not failed.
+fn serves<E>(placed: &PlacedMember<E>) -> bool {
+    placed.open().device.is_available() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
+}
+
 impl<E: Engine> SpannedEngine<E> {
     /// A handle on members, at least one of which serves.
     pub(super) fn new(
@@ -75,13 +80,7 @@ impl<E: Engine> SpannedEngine<E> {
 
     /// The handle on a device that serves.
     fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
-        let placed = PlacedMember::new(self.any_member(device)).ok_or(absent(device))?;
-        match placed.open().device.is_available()
-            || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
-        {
-            true => Ok(placed),
-            false => Err(absent(device)),
-        }
+        PlacedMember::new(self.any_member(device)).filter(serves).ok_or(absent(device))
     }
 
     /// The handles that were opened, whether their devices have failed meanwhile or not.
@@ -96,10 +95,7 @@ impl<E: Engine> SpannedEngine<E> {
 
     /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
     fn error_of(&self, placed: &PlacedMember<E>, device: usize, error: EngineError) -> EngineError {
-        match placed.open().device.is_available() {
-            true => placed.engine_error(error),
-            false => absent(device),
-        }
+        if serves(placed) { placed.engine_error(error) } else { absent(device) }
     }
 
     /// The handles of all devices that have keys of a range.

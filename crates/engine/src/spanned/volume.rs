@@ -19,7 +19,7 @@ use crate::{
     DeviceLayout, DeviceReport, EngineStatistics, FormatConfig, FormatVersions, HashKind, OpenConfig,
     OpenError, PrefetchPlan, RecordProblem, VerifyFailure, VerifyObserver, VerifyReport, Volume, VolumeInfo,
 };
-use octokv_base::{BufferPool, Prng, SharedSum};
+use octokv_base::{BufferPool, Key, Prng, RingPosition, SharedSum};
 use octokv_device::Device;
 use octokv_device::device_window::DeviceWindow;
 use parking_lot::Mutex;
@@ -107,6 +107,12 @@ impl<V: Volume> SpannedVolume<V> {
     /// The volumes on the devices that were opened.
     pub fn members(&self) -> impl Iterator<Item = V> {
         self.all_members().into_iter().filter_map(|member| member.volume.ok())
+    }
+
+    /// The place of the device with a key, in the list that the volume was opened with.
+    pub fn place_of(&self, key: &Key) -> usize {
+        let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
+        self.0.members.lock()[map.device_of(RingPosition::of(key, hash_seed))].given
     }
 
     pub(super) fn all_members(&self) -> Vec<Member<V>> {
