@@ -7,7 +7,7 @@ use crate::api_types::{NamespaceSummary, ReplaceDevice};
 use crate::device_names::{DeviceNames, MEMORY_DEVICE};
 use crate::service::{AdminError, AdminService, namespace_summary};
 use octokv_base::NamespaceId;
-use octokv_node::{DeviceConfig, ExistingDataPolicy};
+use octokv_node::{DeviceConfig, ExistingDataPolicy, NamespaceChangeError};
 use std::path::PathBuf;
 
 impl AdminService {
@@ -29,13 +29,13 @@ impl AdminService {
             false => ExistingDataPolicy::Check,
         };
         let replaced = self.node.replace_device(NamespaceId(nsid), &request.lost, config, existing);
-        let report = replaced.map_err(|error| {
+        let remove_new = |_: &NamespaceChangeError| {
             if is_missing {
                 // If the removal fails, an unused file remains.
                 let _ = std::fs::remove_file(&path);
             }
-            error
-        })?;
+        };
+        let report = replaced.inspect_err(remove_new)?;
         let mut changed = state.clone();
         let added = changed.namespaces.iter_mut().find(|one| one.nsid == nsid);
         let is_added = added.is_some();

@@ -46,6 +46,7 @@ const NODE: NodePlan = NodePlan {
     has_owner_cores: false,
     is_in_memory: false,
     has_parallel_core: false,
+    replaces_disks: false,
     cache_bytes: 0,
     prepare_bytes: 0,
     compact_bytes_per_second: 0,

@@ -81,10 +81,10 @@ impl SimNode {
             let handle = ReactorHandle::new(Arc::clone(&core_wakers[core]), devices, CpuTime::simulated());
             let pool = BufferPool::new(8 << 20);
             let namespaces: Rc<NamespaceTable<MemoryEngine>> = Rc::default();
-            let (device_name, list_yield) = (Rc::from("memory"), FairYield::default());
+            let (device_names, list_yield) = (RefCell::default(), FairYield::default());
             let (engine, pool_of) = (engine.clone(), pool.clone());
             let backend =
-                KvBackend { engine, pool: pool_of, handle: handle.clone(), device_name, list_yield };
+                KvBackend { engine, pool: pool_of, handle: handle.clone(), device_names, list_yield };
             namespaces.insert(KEYS, NamespaceBackend::Kv(Rc::new(backend)));
             let mut reactor = new_reactor(ReactorParts {
                 sockets,
