@@ -1,17 +1,21 @@
 //! Replaces a lost device of a namespace, in the node and in the state file.
 //!
-//! In: the name of a device whose keys the operator gives up, and the device in its place. Out: the namespace as it is served then. Invariant: a file that was created for a replacement that failed is
-//! removed. Tested by `crates/octokv/tests/several_devices.rs`.
+//! In: the name of a device whose keys the operator gives up, and the device in its place. Out: the namespace as it is served then. Invariants: a file that was created for a replacement that failed is
+//! removed; one that the namespace has is kept, and named in the state file. Tested by `crates/octokv/tests/several_devices.rs`.
 
 use crate::api_types::{NamespaceSummary, ReplaceDevice};
 use crate::device_names::{DeviceNames, MEMORY_DEVICE};
 use crate::service::{AdminError, AdminService, namespace_summary};
+use crate::state_file::PersistedState;
 use octokv_base::NamespaceId;
-use octokv_node::{DeviceConfig, ExistingDataPolicy, NamespaceChangeError};
-use std::path::PathBuf;
+use octokv_node::{
+    DeviceConfig, DeviceOpenError, ExistingDataPolicy, NamespaceChangeError, NamespaceStatus, StartError,
+};
+use std::path::{Path, PathBuf};
 
 impl AdminService {
     /// Puts a device without keys in the place of one that is lost. A namespace of the configuration has the new one until the next start: it has to be changed there.
+    /// It may be repeated: if the namespace has the new device already, the state file is written.
     ///
     /// # Errors
     /// See [`AdminError`]: with [`AdminError::Failed`] the device may be replaced and the state file not changed.
@@ -22,27 +26,57 @@ impl AdminService {
         }
         let names = DeviceNames::new(vec![request.device.clone()]).absolute().map_err(AdminError::Invalid)?;
         let path: PathBuf = names.paths().next().expect("a path");
+        let is_added = state.namespaces.iter().any(|one| one.nsid == nsid);
+        if is_added && self.state_file.is_none() {
+            // Fails before anything is changed.
+            self.persist(&mut state, PersistedState::default())?;
+        }
+        let replaced = match self.namespace_on(nsid, &path) {
+            // It was replaced before.
+            Some(report) if report.devices.iter().all(|device| device.name != request.lost) => Ok(report),
+            _ => self.replace_with(nsid, request, &path),
+        };
+        // An error may come behind the replacement: then the namespace has the device.
+        if let Some(report) = self.namespace_on(nsid, &path).filter(|_| is_added) {
+            let mut changed = state.clone();
+            let added = changed.namespaces.iter_mut().filter(|one| one.nsid == nsid);
+            added.for_each(|added| added.device = DeviceNames::of_configs(&report.config.devices));
+            self.persist(&mut state, changed)?;
+        }
+        replaced.map(|report| namespace_summary(&report, is_added))
+    }
+
+    /// The namespace, if the device at a path is one of its.
+    fn namespace_on(&self, nsid: u32, path: &Path) -> Option<NamespaceStatus> {
+        let is_it =
+            |device: &DeviceConfig| matches!(device, DeviceConfig::File { path: of, .. } if of == path);
+        let mut all = self.node.namespaces().into_iter();
+        all.find(|one| one.config.id.0 == nsid && one.config.devices.iter().any(is_it))
+    }
+
+    fn replace_with(
+        &self,
+        nsid: u32,
+        request: &ReplaceDevice,
+        path: &Path,
+    ) -> Result<NamespaceStatus, AdminError> {
         let is_missing = path.symlink_metadata().is_err();
-        let config = DeviceConfig::File { path: path.clone(), create_bytes: request.size_bytes };
+        let config = DeviceConfig::File { path: path.to_owned(), create_bytes: request.size_bytes };
         let existing = match request.discard {
             true => ExistingDataPolicy::Discard,
             false => ExistingDataPolicy::Check,
         };
         let replaced = self.node.replace_device(NamespaceId(nsid), &request.lost, config, existing);
-        let remove_new = |_: &NamespaceChangeError| {
-            if is_missing {
+        let remove_new = |error: &NamespaceChangeError| {
+            let is_of_another = matches!(
+                error,
+                NamespaceChangeError::Open(StartError::Device { error: DeviceOpenError::InUse, .. })
+            );
+            if is_missing && !is_of_another && self.namespace_on(nsid, path).is_none() {
                 // If the removal fails, an unused file remains.
-                let _ = std::fs::remove_file(&path);
+                let _ = std::fs::remove_file(path);
             }
         };
-        let report = replaced.inspect_err(remove_new)?;
-        let mut changed = state.clone();
-        let added = changed.namespaces.iter_mut().find(|one| one.nsid == nsid);
-        let is_added = added.is_some();
-        if let Some(added) = added {
-            added.device = DeviceNames::of_configs(&report.config.devices);
-            self.persist(&mut state, changed)?;
-        }
-        Ok(namespace_summary(&report, is_added))
+        Ok(replaced.inspect_err(remove_new)?)
     }
 }

@@ -42,6 +42,8 @@ const BACKLOG_MAX: u32 = 128;
 /// Threads for calls that block on data cores and devices, and the idle time after which one ends.
 const BLOCKING_THREADS_MAX: usize = 2;
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
+/// The time that requests in progress have to end when the node stops.
+const REQUESTS_END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The thread beside the data cores, until this is dropped: the admin socket, if configured, and updates of the health
 /// log.
@@ -75,6 +77,8 @@ impl AdminServer {
             if let Err(error) = runtime.block_on(serve(listener, service, stopped)) {
                 tracing::error!(%error, "the admin socket failed");
             }
+            // A request whose device hangs does not keep the node from stopping.
+            runtime.shutdown_timeout(REQUESTS_END_TIMEOUT);
         };
         let thread = std::thread::Builder::new().name("octokv-admin".to_owned()).spawn(body)?;
         Ok(AdminServer { path: path.map(Path::to_owned), stop, thread: Some(thread) })

@@ -149,7 +149,7 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
 pub struct AdminService {
     pub(crate) node: RunningNode,
     /// The state file; without it every change fails.
-    state_file: Option<StateFile>,
+    pub(crate) state_file: Option<StateFile>,
     state: Mutex<PersistedState>,
     /// Host list of the configuration.
     configured_hosts: BTreeSet<String>,

@@ -61,7 +61,7 @@ impl AnyVolume {
     /// As there; [`OpenError::NotSpanned`].
     pub async fn replace(
         &self,
-        devices: (&[Rc<dyn Device>], usize),
+        devices: (&[Rc<dyn Device>], usize, bool),
         pool: &BufferPool,
         config: (&OpenConfig, &FormatConfig),
         prepare: impl FnOnce(&AnyVolume),
@@ -69,6 +69,14 @@ impl AnyVolume {
         match self {
             AnyVolume::Spanned(volume) => boxed(volume.replace(devices, pool, config, prepare)).await,
             _ => Err(OpenError::NotSpanned),
+        }
+    }
+
+    /// Whether a device has the newest volume of its place: [`SpannedVolume::is_replaced_by`].
+    pub async fn is_replaced_by(&self, devices: &[Rc<dyn Device>], given: usize) -> bool {
+        match self {
+            AnyVolume::Spanned(volume) => boxed(volume.is_replaced_by(devices, given)).await,
+            _ => false,
         }
     }
 

@@ -53,12 +53,15 @@ pub enum OpenError {
         /// Its index in the volume.
         index: u16,
     },
-    /// A device was replaced: the operator said that what it holds is lost, and the volume has gone on without it.
+    /// A device was replaced: the operator said that what it holds is lost, and the volume goes on without it.
     #[error("device {at} of the list was replaced by another: what it holds is out of date")]
     DeviceReplaced {
         /// Its place in the list, from 0.
         at: u16,
     },
+    /// No other device serves that could count the replacement of one.
+    #[error("none of its other devices serves, and one has to know that this was replaced")]
+    NotCounted,
     /// The volume is on one device, which takes down all of its keys.
     #[error("it is on one device, and nothing of it would be left")]
     NotSpanned,

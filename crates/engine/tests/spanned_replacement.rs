@@ -7,12 +7,13 @@ use crate::common::spanned_fixture::SpannedFixture;
 use octokv_base::{Buffer, Lba, Prng};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_engine::conformance::key_of;
 use octokv_engine::{
-    AnyIterator, AnyVolume, Engine, EngineError, EngineKind, IteratorOptions, OpenError, PairSink,
-    PutOutcome, Volume,
+    AnyEngine, AnyIterator, AnyVolume, DeviceReport, Engine, EngineError, EngineKind, HashKind,
+    IteratorOptions, OpenError, PairSink, PutOutcome, Volume,
 };
 use octokv_runtime::block_on;
 use std::rc::Rc;
@@ -39,9 +40,16 @@ fn replace(
     at: usize,
 ) -> Result<(), OpenError> {
     let configs = (&fixture.open_config(), &fixture.format);
-    run(opened.volume.replace((devices, at), &pool(), configs, |_| {}))?;
+    run(opened.volume.replace((devices, at, true), &pool(), configs, |_| {}))?;
     opened.volume.renew_engine(&opened.engine, at, (0, &devices[at], &pool()));
     Ok(())
+}
+
+/// The place in the list of a device that was replaced.
+fn replaced_at(opened: &Opened) -> Option<usize> {
+    let is_replaced =
+        |report: &DeviceReport| matches!(report.failure, Some(OpenError::DeviceReplaced { .. }));
+    opened.volume.device_reports().iter().position(is_replaced)
 }
 
 /// The keys that are found, each with the operation that stored it, which is its number plus a multiple of [`KEYS`].
@@ -86,8 +94,11 @@ fn a_replaced_device_begins_without_keys_and_the_others_keep_theirs() {
             let opened = Opened::new(&fixture, &shuffled).expect("opens");
             assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(number + KEYS))), "{engine}");
             run(opened.engine.close()).expect("closes");
-            let refused = Opened::new(&fixture, &devices).map(|_| ()).expect_err("one was replaced");
-            assert_eq!(refused, OpenError::DeviceReplaced { at: lost as u16 }.to_string(), "{engine}");
+            let opened = Opened::new(&fixture, &devices).expect("the others open");
+            assert_eq!(replaced_at(&opened), Some(lost), "{engine}");
+            // That the volume has a newer one is known, whatever the list says: it is not formatted again.
+            replace(&fixture, &opened, &new, lost).expect("adopts");
+            assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(number + KEYS))), "{engine}");
         }
     }
 }
@@ -139,9 +150,8 @@ fn a_device_is_known_as_replaced_whichever_of_the_others_is_left() {
     // It comes back, and gets the count.
     let whole = with(&first, 2, Rc::clone(&devices[2]));
     run(Opened::new(&fixture, &whole).expect("opens").engine.close()).expect("closes");
-    let refused = |given: Devices, at: u16| {
-        let error = Opened::new(&fixture, &given).map(|_| ()).expect_err("one was replaced");
-        assert_eq!(error, OpenError::DeviceReplaced { at }.to_string());
+    let refused = |given: Devices, at: usize| {
+        assert_eq!(replaced_at(&Opened::new(&fixture, &given).expect("the others open")), Some(at));
     };
     refused(vec![gone(), Rc::clone(&devices[1]), Rc::clone(&devices[2])], 1);
     refused(vec![Rc::clone(&devices[2]), Rc::clone(&devices[0]), Rc::clone(&devices[1])], 2);
@@ -164,8 +174,20 @@ fn a_volume_on_one_device_and_a_format_that_differs_are_refused() {
     assert_eq!(replace(&fixture, &opened, &new, 0), Err(OpenError::OtherFormat));
     // Nothing was counted: the lost device may come back.
     fixture.format.value_bytes_max = 100_000;
+    fixture.format.hash = HashKind::Sha1;
+    assert_eq!(replace(&fixture, &opened, &new, 0), Err(OpenError::SpanHash));
+    fixture.format.hash = HashKind::Xxh3;
     let opened = Opened::new(&fixture, &devices).expect("opens");
     assert_eq!(found(&opened).len() as u64, KEYS);
+    // Without any other that serves, it would be forgotten.
+    let plan = FaultPlan::default();
+    let others_fail =
+        |at: usize| -> Rc<dyn Device> { Rc::new(FaultDevice::new(Rc::clone(&devices[at]), plan.clone())) };
+    let failing = [gone(), others_fail(1), others_fail(2)];
+    let opened = Opened::new(&fixture, &failing).expect("the others open");
+    plan.add(FaultRule::always(OpFilter::Read, InjectedFault::Error(5)));
+    let new = with(&failing, 0, blank(1).remove(0));
+    assert_eq!(replace(&fixture, &opened, &new, 0), Err(OpenError::NotCounted));
     let alone = blank(1);
     run(AnyVolume::format(&alone, &fixture.format)).expect("formats");
     let opened = Opened::new(&fixture, &alone).expect("opens");
@@ -202,7 +224,8 @@ fn a_loss_of_power_leaves_the_old_device_or_the_new_one_and_never_both() {
         let opened = block_on(fixture.open_volume(&with(&devices, 1, gone())), &mut complete).expect("opens");
         let (begun, pool) = (disks[0].events(), pool());
         let configs = (&fixture.open_config(), &fixture.format);
-        block_on(opened.replace((&devices, 1), &pool, configs, |_| {}), &mut complete).expect("replaces");
+        block_on(opened.replace((&devices, 1, true), &pool, configs, |_| {}), &mut complete)
+            .expect("replaces");
         // Power is lost at few events of the format, and at each of the writes of superblocks behind it.
         let last = disks[0].events();
         let format_events = (begun..last - 16).step_by(17);
@@ -221,28 +244,64 @@ fn a_loss_of_power_leaves_the_old_device_or_the_new_one_and_never_both() {
                 let devices = vec![Rc::clone(&left[0]), of_one, Rc::clone(&left[2])];
                 Opened::new(&fixture, &devices).map(|opened| (opened, devices))
             };
-            match (open(Rc::clone(&left[1])), open(device_of(&filled[1]))) {
-                (Ok((opened, _)), Err(_)) => {
+            let (new, old) = (open(Rc::clone(&left[1])), open(device_of(&filled[1])));
+            let (old, devices) = old.expect("the others open");
+            match (new, replaced_at(&old)) {
+                (Ok((opened, _)), Some(1)) => {
                     replaced += 1;
                     assert!((30..75).contains(&found(&opened).len()), "{engine}: at {events}");
                 }
-                (Err(_), Ok((opened, _))) => {
+                (Err(_), None) => {
                     as_before += 1;
-                    assert_eq!(found(&opened).len() as u64, KEYS, "{engine}: at {events}");
+                    assert_eq!(found(&old).len() as u64, KEYS, "{engine}: at {events}");
                 }
-                (Err(_), Err(refused)) => {
+                (Err(_), Some(1)) => {
                     between += 1;
-                    assert_eq!(refused, OpenError::DeviceReplaced { at: 1 }.to_string(), "{engine}");
-                    let (opened, devices) = open(gone()).expect("the others open");
-                    replace(&fixture, &opened, &with(&devices, 1, blank(1).remove(0)), 1).expect("again");
-                    assert!((30..75).contains(&found(&opened).len()), "{engine}: at {events}");
+                    replace(&fixture, &old, &with(&devices, 1, blank(1).remove(0)), 1).expect("again");
+                    assert!((30..75).contains(&found(&old).len()), "{engine}: at {events}");
                 }
-                (Ok(_), Ok(_)) => panic!("{engine}: at {events} both are of the volume"),
+                (_, at) => panic!("{engine}: at {events} both are of the volume: {at:?}"),
             }
         }
         assert!(
             as_before > 5 && between > 3 && replaced > 1,
             "{engine}: {as_before} as before, {between} between, {replaced} replaced"
         );
+    }
+}
+
+#[test]
+fn a_core_without_the_new_handle_serves_the_lost_device_no_more() {
+    for engine in EngineKind::ALL {
+        let fixture = SpannedFixture::new(engine);
+        let devices = filled(&fixture, 3);
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        let other_core = opened.volume.engine(1, &devices, pool());
+        let owners = |engine: &AnyEngine| -> Vec<_> {
+            (0..KEYS).map(|number| engine.owner_core(&key_of(number))).collect()
+        };
+        let before = owners(&other_core);
+        // A device that only refuses writes is replaced while it could be read.
+        let larger =
+            octokv_device::MemoryDevice::new(octokv_device::RamDisk::new(40 << 20, 512).expect("memory"));
+        let new = with(&devices, 1, Rc::new(larger));
+        replace(&fixture, &opened, &new, 1).expect("replaces");
+        let mut lost = 0;
+        for number in 0..KEYS {
+            match (opened.found(number), run(other_core.get(&key_of(number)))) {
+                (Ok(Some(_)), Ok(Some(_))) => {}
+                (Ok(None), Err(EngineError::Device { place, .. })) => {
+                    assert_eq!(place.device(), 1, "{engine}");
+                    lost += 1;
+                }
+                (one, other) => {
+                    panic!("{engine}: key {number} has {one:?}, on the other core {:?}", other.map(|_| ()))
+                }
+            }
+        }
+        assert!(lost > 15, "{engine}: {lost} keys");
+        assert_eq!((owners(&other_core), owners(&opened.engine)), (before.clone(), before), "{engine}");
+        opened.volume.renew_engine(&other_core, 1, (1, &new[1], &pool()));
+        assert!((0..KEYS).all(|number| run(other_core.get(&key_of(number))).is_ok()), "{engine}");
     }
 }

@@ -121,15 +121,20 @@ struct PreparedCore {
 impl CoreThread {
     /// Prepares the core, reports its start and runs it until the node stops. REQUIRES: called on the core's own thread,
     /// since sockets, device queue and engines belong to the thread that makes them.
-    pub fn run(self) {
+    ///
+    /// Whether it leaves operations with the device queue that may never end.
+    pub fn run(self) -> bool {
         let CoreThread { index, config, namespaces, mailbox, target, shared, mut guard } = self;
         let prepared = PreparedCore::new(index, &config, namespaces, mailbox, target, &shared);
         match prepared.map_err(|error| error.on_core(guard.processor)) {
             Ok(prepared) => {
                 guard.report(Ok(prepared.core.addresses().to_vec()));
-                prepared.run(&config, &shared);
+                prepared.run(&config, &shared)
             }
-            Err(error) => guard.report(Err(error)),
+            Err(error) => {
+                guard.report(Err(error));
+                false
+            }
         }
     }
 }
@@ -170,7 +175,8 @@ impl PreparedCore {
         Ok(PreparedCore { index, core: NodeCore::new(parts, namespaces)?, idle_policy })
     }
 
-    fn run(self, config: &NodeConfig, shared: &NodeShared) {
+    /// Runs the core until the node stops. Whether it leaves operations with the device queue.
+    fn run(self, config: &NodeConfig, shared: &NodeShared) -> bool {
         let PreparedCore { index, mut core, mut idle_policy } = self;
         let handle = core.handle().clone();
         let mut stop_at = Nanos::NEVER;
@@ -192,7 +198,13 @@ impl PreparedCore {
             idle_policy.spin_or_sleep(worked, clock::now(), device_busy, deadline, core.sockets());
         }
         tracing::debug!(core = index, "reactor stopped");
+        if clock::now() >= stop_at && handle.device_operations_in_flight() > 0 {
+            // They have outlasted the time to stop, and may hang.
+            handle.devices().give_up_in_flight();
+        }
+        let leaves_operations = handle.devices().leaves_operations();
         handle.shutdown();
+        leaves_operations
     }
 }
 
@@ -202,8 +214,9 @@ pub(crate) type CoreMain = Box<dyn FnOnce() + Send>;
 /// The thread of a core.
 pub(crate) struct RunningCore {
     thread: JoinHandle<()>,
-    /// Receives a message when the core has ended in order; closed without one if its thread panicked.
-    ended_rx: Mutex<Receiver<()>>,
+    /// Receives whether the device queue was left with operations that may never end, when the core has ended in order;
+    /// closed without a message if its thread panicked.
+    ended_rx: Mutex<Receiver<bool>>,
 }
 
 impl RunningCore {
@@ -217,9 +230,9 @@ impl RunningCore {
     ) -> io::Result<RunningCore> {
         let (ended_tx, ended_rx) = channel();
         let main = move || {
-            core.run();
+            let leaves_operations = core.run();
             // A node whose start failed has dropped the receiver.
-            let _ = ended_tx.send(());
+            let _ = ended_tx.send(leaves_operations);
         };
         Ok(RunningCore { thread: spawn(Box::new(main))?, ended_rx: Mutex::new(ended_rx) })
     }
@@ -229,11 +242,11 @@ impl RunningCore {
         self.thread.is_finished()
     }
 
-    /// Waits until the core has ended, and for its thread too unless that `may_hang`: the kernel ends a thread only when
-    /// it has ended the thread's device operations. Whether the core ended in order.
-    pub fn join(self, may_hang: bool) -> bool {
+    /// Waits until the core has ended, and for its thread too unless that has left operations with the kernel, which ends the thread only
+    /// with them. Whether the core ended in order.
+    pub fn join(self) -> bool {
         let ended_rx = self.ended_rx.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let in_order = ended_rx.recv().is_ok();
-        if may_hang { in_order } else { self.thread.join().is_ok() && in_order }
+        let ended = ended_rx.recv();
+        if ended == Ok(true) { true } else { self.thread.join().is_ok() && ended.is_ok() }
     }
 }

@@ -15,8 +15,10 @@ use crate::namespace_open::{
 };
 use crate::validate::validate_namespace;
 use octokv_base::BufferPool;
+use octokv_device::Device;
 use octokv_engine::common::superblock_io::is_blank;
 use octokv_engine::{AnyVolume, OpenError, Volume};
+use std::rc::Rc;
 
 impl OpenNamespace {
     /// The place of a device that is lost, by its name.
@@ -63,11 +65,8 @@ impl OpenNamespace {
         devices[at] = new.supervised(options.device_timeout, devices.len());
         let handle = dedicated_handle(options.driver, options.device_depth).map_err(StartError::System)?;
         let opened = open_for_core(&devices, &handle).map_err(StartError::System)?;
-        let may_format = existing == ExistingDataPolicy::Discard
-            || is_new
-                && run_to_completion(&handle, is_blank(&*opened[at]))
-                    .map_err(|error| failed(error.into()))?;
-        if !may_format {
+        let is_kept = existing != ExistingDataPolicy::Discard;
+        if is_kept && !run_to_completion(&handle, may_take(volume, &opened, at, is_new)).map_err(failed)? {
             let why = format!("{name} is not new: --format discards what it holds");
             return Err(StartError::InvalidSetting { name: "device", why });
         }
@@ -75,13 +74,25 @@ impl OpenNamespace {
         let (open, pool) = (open_config(&config, &format, options), BufferPool::new(64 << 20));
         let scrub_rate = options.scrub_bytes_per_second / devices.len() as u64;
         let prepare = |volume: &AnyVolume| volume.set_scrub_rate(scrub_rate);
-        run_to_completion(&handle, volume.replace((&opened, at), &pool, (&open, &format), prepare))
+        run_to_completion(&handle, volume.replace((&opened, at, is_kept), &pool, (&open, &format), prepare))
             .map_err(failed)?;
         if let DeviceConfig::File { create_bytes, .. } = &mut config.devices[at] {
             // It exists from now on.
             *create_bytes = None;
         }
-        let (volume, had_failed_device) = (self.volume.clone(), self.has_failed_device());
-        Ok(OpenNamespace { config, volume, devices, had_failed_device })
+        Ok(OpenNamespace { config, volume: self.volume.clone(), devices })
     }
+}
+
+/// Whether a device may take a place without the loss of data: it was created now and is blank, or it is that of a replacement that had come to its end.
+///
+/// # Errors
+/// The device's.
+async fn may_take(
+    volume: &AnyVolume,
+    devices: &[Rc<dyn Device>],
+    at: usize,
+    is_new: bool,
+) -> Result<bool, OpenError> {
+    Ok(is_new && is_blank(&*devices[at]).await? || volume.is_replaced_by(devices, at).await)
 }

@@ -72,8 +72,6 @@ pub(crate) struct OpenNamespace {
     pub config: NamespaceConfig,
     pub volume: NamespaceVolume,
     pub devices: Vec<NamespaceDevice>,
-    /// Whether a device was replaced that had failed while it was open: the kernel may keep its operations.
-    pub had_failed_device: bool,
 }
 
 impl OpenNamespace {
@@ -104,7 +102,7 @@ impl OpenNamespace {
             }
         };
         let (config, devices) = (config.clone(), namespace_devices);
-        let opened = OpenNamespace { config, volume, devices, had_failed_device: false };
+        let opened = OpenNamespace { config, volume, devices };
         for DeviceStatus { name, failure, .. } in opened.device_statuses() {
             if let Some(why) = failure {
                 log_failure(&name, &why);
@@ -145,11 +143,6 @@ impl OpenNamespace {
             }
         }
         any
-    }
-
-    /// Whether one of several devices has failed while it was open.
-    pub fn has_failed_device(&self) -> bool {
-        self.had_failed_device || self.supervised().any(|(_, health)| health.failure().is_some())
     }
 
     /// Its devices by name, if they are several.

@@ -397,7 +397,7 @@ impl RunningNode {
         self.send_and_wait(core, |response_tx| ControlMessage::Run(Box::new(function), response_tx)).is_some()
     }
 
-    /// Stops every core and joins its thread, unless a device that has failed may keep the thread.
+    /// Stops every core and joins its thread, unless a device that hangs may keep the thread.
     ///
     /// # Errors
     /// The first core whose thread had panicked.
@@ -406,8 +406,7 @@ impl RunningNode {
         self.shared.wake_all();
         let mut result = Ok(());
         for (index, core) in self.threads.drain(..).enumerate() {
-            let may_hang = lock(&self.namespaces).values().any(OpenNamespace::has_failed_device);
-            if !core.join(may_hang) && result.is_ok() {
+            if !core.join() && result.is_ok() {
                 result = Err(StopError::CoreEnded { core: self.config.cores[index] });
             }
         }

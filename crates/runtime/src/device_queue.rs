@@ -229,6 +229,7 @@ struct DeviceHandleInner {
     /// Of the devices that have one: usually none. Those of closed devices have no file.
     bounds: Vec<Option<DeviceBound>>,
     completions: Vec<(u32, IoCompletion)>,
+    has_given_up: bool,
 }
 
 /// The limit of one core's operations, in flight and queued. Callers bound their tasks below it: more are a bug.
@@ -254,6 +255,7 @@ impl DeviceHandle {
             queued: VecDeque::with_capacity(depth),
             bounds: Vec::new(),
             completions: Vec::with_capacity(depth),
+            has_given_up: false,
         })))
     }
 
@@ -265,7 +267,15 @@ impl DeviceHandle {
 
     /// See [`DeviceQueue::give_up_in_flight`].
     pub fn give_up_in_flight(&self) {
-        self.0.borrow_mut().queue.give_up_in_flight();
+        let mut inner = self.0.borrow_mut();
+        inner.has_given_up = true;
+        inner.queue.give_up_in_flight();
+    }
+
+    /// Whether operations are in flight that a drop of the queue does not wait for.
+    pub fn leaves_operations(&self) -> bool {
+        let inner = self.0.borrow();
+        inner.has_given_up && inner.queue.in_flight() > 0
     }
 
     /// Opens a device on this core.

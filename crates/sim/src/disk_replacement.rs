@@ -10,7 +10,7 @@ use crate::node_under_test::{KvNodeUnderTest, TaskResult};
 use crate::sim_device::SimStorage;
 use crate::stats::PROGRESS_TIMEOUT;
 use octokv_base::{BufferPool, Key};
-use octokv_engine::{AnyVolume, OpenError};
+use octokv_engine::{AnyVolume, OpenError, Volume};
 use octokv_node::control::replace_on_cores;
 use octokv_node::{CoreNamespace, NamespaceVolume};
 
@@ -58,7 +58,7 @@ impl KvNodeUnderTest {
                     volume.assign_owner_cores(plan.cores);
                 }
             };
-            of_task.replace((&devices, at), &pool, (&config, &format), prepare).await
+            of_task.replace((&devices, at, false), &pool, (&config, &format), prepare).await
         });
         sim.run_until_true(sim.now() + PROGRESS_TIMEOUT, || replaced.borrow().is_some());
         let outcome = replaced.borrow_mut().take().ok_or("the replacement of a disk does not end")?;
@@ -71,8 +71,8 @@ impl KvNodeUnderTest {
         .map_err(|error| format!("a core does not get the new disk: {error:?}"))
     }
 
-    /// Tries to open the volume with the disk that was replaced last in its former place; `None` if none was.
-    pub fn start_opening_with_retired(&self) -> Option<TaskResult<Result<(), OpenError>>> {
+    /// Opens the volume with the disk that was replaced last in its former place, and says why that is absent; `None` if none was replaced.
+    pub fn start_opening_with_retired(&self) -> Option<TaskResult<Result<Option<OpenError>, OpenError>>> {
         let (slot, storage) = self.retired.last()?;
         self.sim_node.sim.start_host(self.sim_node.host);
         let mut devices = self.devices();
@@ -81,7 +81,9 @@ impl KvNodeUnderTest {
         let (format, config, plan) = (self.format(), self.open_config(), self.sim_node.plan);
         Some(self.spawn_task_on(devices, move |devices| async move {
             let pool = BufferPool::new(plan.pool_bytes);
-            plan.engine.open(&devices, &pool, config, &format).await.map(drop)
+            let opened = plan.engine.open(&devices, &pool, config, &format).await?;
+            // Reports are in the order of the list.
+            Ok(opened.device_reports()[at].failure)
         }))
     }
 }

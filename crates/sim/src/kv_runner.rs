@@ -308,13 +308,15 @@ impl KvRunner {
         lost.into_iter().try_for_each(|call| history.end_durable(call))
     }
 
-    /// Checks that the disk which was replaced last is refused in its former place.
+    /// Checks that the disk which was replaced last is absent in its former place.
     fn refuse_retired(&mut self, node: usize) -> Result<(), String> {
         let Some(opened) = self.simulation.node[node].start_opening_with_retired() else { return Ok(()) };
         match self.wait_result("an opening with a disk that was replaced", &opened)? {
-            Err(OpenError::DeviceReplaced { .. }) => Ok(()),
-            Ok(()) => Err("a disk that was replaced is served".to_owned()),
-            Err(error) => Err(format!("a disk that was replaced is not recognized: {error}")),
+            Ok(Some(OpenError::DeviceReplaced { .. })) => Ok(()),
+            Ok(None) => Err("a disk that was replaced is served".to_owned()),
+            Ok(Some(error)) | Err(error) => {
+                Err(format!("a disk that was replaced is not recognized: {error}"))
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The devices of a volume by their superblocks: which belong together, and the place of each.
 //!
-//! In: devices in any order. Out: for each index of the volume its device. Invariants: devices of other volumes, or not all of a volume, are refused, and so is one that was replaced:
-//! the others have counted more replacements of its index than it has.
+//! In: devices in any order. Out: for each index of the volume its device. Invariants: devices of other volumes, or not all of a volume, are refused; one that was replaced is absent:
+//! others have counted more replacements of its index than it has.
 //! Tested in `tests/spanned_devices.rs` and `tests/spanned_replacement.rs`.
 
 use super::partition_map::SPAN_DEVICES_MAX;
@@ -21,10 +21,10 @@ pub(super) fn replacements_of<'a>(
         .fold([0; SPAN_DEVICES_MAX], |all, one| std::array::from_fn(|at| all[at].max(one.replacements[at])))
 }
 
-/// The superblocks of devices, each with the error of a device that cannot be read.
+/// The superblocks of devices, each with the error of a device that cannot be read, or was replaced.
 ///
 /// # Errors
-/// A device that is none of the same volume as the others, or was replaced; or there are not as many as the volume has.
+/// A device that is none of the same volume as the others; or there are not as many as the volume has.
 pub(super) async fn read_superblocks(
     devices: &[Rc<dyn Device>],
 ) -> Result<Vec<Result<SpanSuperblock, OpenError>>, OpenError> {
@@ -58,12 +58,14 @@ pub(super) async fn read_superblocks(
         }
     }
     let known = replacements_of(read.iter().flatten());
-    for (superblock, at) in read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at))) {
-        let index = usize::from(superblock.device.index);
-        if superblock.replacements[index] < known[index]
-            && !bug_injection::is_injected(InjectedBug::SpanTakeReplaced)
-        {
-            return Err(OpenError::DeviceReplaced { at });
+    for (read, at) in read.iter_mut().zip(0..) {
+        let is_current = |superblock: &SpanSuperblock| {
+            let index = usize::from(superblock.device.index);
+            superblock.replacements[index] >= known[index]
+                || bug_injection::is_injected(InjectedBug::SpanTakeReplaced)
+        };
+        if !read.as_ref().is_ok_and(is_current) && read.is_ok() {
+            *read = Err(OpenError::DeviceReplaced { at });
         }
     }
     Ok(read)

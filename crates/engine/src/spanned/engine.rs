@@ -37,8 +37,10 @@ pub struct SpannedEngine<E> {
 }
 
 /// What the handles of all cores share.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct SpanShared {
+    /// The cores that have handles.
+    pub cores: usize,
     pub gate: Arc<SnapshotGate>,
     pub page_budget: Arc<PageBudget>,
 }
@@ -50,7 +52,7 @@ fn absent(device: usize) -> EngineError {
 
 /// Whether the device of a handle has not failed.
 fn serves<E>(placed: &PlacedMember<E>) -> bool {
-    placed.open().device.is_available() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
+    !placed.is_lost() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
 }
 
 impl<E: Engine> SpannedEngine<E> {
@@ -90,7 +92,7 @@ impl<E: Engine> SpannedEngine<E> {
 
     /// The handles that serve.
     fn open_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
-        self.opened_members().filter(|placed| placed.open().device.is_available())
+        self.opened_members().filter(|placed| !placed.is_lost())
     }
 
     /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
@@ -151,7 +153,7 @@ impl<E: Engine> SpannedEngine<E> {
         join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
     }
 
-    /// Runs a task on each volume, and on those that take the place of others until all have ended. The task of one that is replaced is dropped.
+    /// Runs a task on each volume, and on those that take the place of others, until it is dropped. The task of one that is replaced is dropped.
     async fn on_each(&self, task: impl AsyncFn(PlacedMember<E>)) {
         let task = &task;
         let begin = |member: Rc<SpannedMember<E>>| -> Option<LocalBoxFuture<'_, ()>> {
@@ -174,10 +176,10 @@ impl<E: Engine> SpannedEngine<E> {
                     *running = None;
                 }
             }
-            let is_running = tasks.iter().any(|(_, running)| running.is_some());
-            if is_running { Poll::Pending } else { Poll::Ready(()) }
+            // A device may be replaced when all have ended.
+            Poll::Pending
         };
-        poll_fn(poll).await;
+        poll_fn(poll).await
     }
 }
 
@@ -291,7 +293,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         self.on_each(async |placed: PlacedMember<E>| {
             // The errors of a device that has failed say nothing new.
             let report: Box<dyn FnMut(EngineError) + '_> = Box::new(|error| {
-                if placed.open().device.is_available() {
+                if !placed.is_lost() {
                     report.borrow_mut()(placed.engine_error(error));
                 }
             });
@@ -309,7 +311,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     async fn close(&self) -> Result<(), EngineError> {
         let of_device = async |device| match PlacedMember::new(self.any_member(device)) {
             None => Ok(()),
-            Some(placed) if placed.open().device.is_available() => {
+            Some(placed) if !placed.is_lost() => {
                 placed.engine().close().await.map_err(|error| self.error_of(&placed, device, error))
             }
             Some(_) => Err(absent(device)),
@@ -322,9 +324,10 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     fn owner_core(&self, key: &Key) -> Option<usize> {
-        // Any core can say that a device is absent.
-        let member = self.member(self.device_of(key.as_bytes())).ok();
-        member.or_else(|| self.open_members().next())?.engine().owner_core(key)
+        // Of the position alone: another device in the place of one, or one that fails, changes no owner.
+        let has_owners = self.opened_members().next()?.engine().has_owner_cores();
+        let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed).0 >> 64;
+        has_owners.then(|| ((position * self.shared.cores as u128) >> 64) as usize)
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {

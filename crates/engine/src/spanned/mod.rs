@@ -4,6 +4,7 @@
 //!   key ─▶ position on the ring ─▶ partition, of 256 ─▶ device ─▶ the volume of the engine on it
 //!          list, scan, iterator ─▶ all devices, merged in their order
 //!          device failed        ─▶ its keys answer with an error that names it; those of the others are served
+//!          replaced             ─▶ it begins without keys
 //! ```
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and

@@ -4,6 +4,8 @@ use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
 use octokv_device::Device;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The place of a volume on a device of several.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +60,8 @@ pub(super) struct SpannedMember<E> {
     pub volume: Option<OpenMember<E>>,
     /// How often the device was replaced.
     pub replacements: u8,
+    /// Whether the device is being replaced, or was, on all cores.
+    pub is_retired: Arc<AtomicBool>,
 }
 
 /// A handle that serves, unless its device has failed meanwhile.
@@ -79,6 +83,11 @@ impl<E> PlacedMember<E> {
     /// The handle, its place and its device.
     pub fn open(&self) -> &OpenMember<E> {
         self.0.volume.as_ref().expect("it was opened")
+    }
+
+    /// Whether the device has failed, or another takes its place.
+    pub fn is_lost(&self) -> bool {
+        !self.open().device.is_available() || self.0.is_retired.load(Ordering::Acquire)
     }
 
     /// The handle.

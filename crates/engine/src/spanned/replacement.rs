@@ -5,77 +5,121 @@
 //!            └ crash: as before                  └ crash: neither device is one of the volume, until it is replaced again
 //! ```
 //! In: the place of a device whose keys the operator gives up, and a device without data. Out: its keys are found missing, and can be stored. Invariants: from the first count on the lost
-//! device is refused wherever one of the others is given with it, so that what it holds is never mixed with what came after; the others go on meanwhile, and an iterator that had begun fails at its next call.
+//! device is absent wherever one that has counted is given with it, so that what it holds is never mixed with what came after; no core serves the lost device once one serves the new one; the others go on meanwhile, and an
+//! iterator that had begun fails at its next call.
 //! Tested in `tests/spanned_replacement.rs`, and by the scenario `devices` of the simulator.
 
 use super::devices::replacements_of;
 use super::engine::SpannedEngine;
+use super::partition_map::SPAN_DEVICES_MAX;
 use super::superblock::SpanSuperblock;
 use super::volume::{Member, SpannedVolume, member_config, member_device, member_open_config};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::DeviceOfVolume;
 use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
-use crate::{FormatConfig, OpenConfig, OpenError, Volume, VolumeInfo};
+use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
 use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
 
 impl<V: Volume> SpannedVolume<V> {
-    /// Puts an empty volume on the device `devices[given]` in the place of one that is lost. `devices` are in the order with which the volume was opened;
+    /// Whether the device `devices[given]` has the newest volume of its place already, which is not served: a replacement came to its end, and what the node was to keep of it did not.
+    /// `devices` as in [`SpannedVolume::replace`].
+    pub async fn is_replaced_by(&self, devices: &[Rc<dyn Device>], given: usize) -> bool {
+        let index = self.index_of(given);
+        let (_, replacements) = self.told(devices, given).await;
+        let own = read_superblock::<SpanSuperblock>(&*devices[given]).await;
+        let of_volume = |superblock: &SpanSuperblock| {
+            let is_same = superblock.volume_id == self.superblock().volume_id;
+            is_same && usize::from(superblock.device.index) == index
+        };
+        let is_newest = |superblock: &SpanSuperblock| {
+            superblock.replacements[index] > 0 && superblock.replacements[index] == replacements[index]
+        };
+        own.is_ok_and(|(superblock, _)| of_volume(&superblock) && is_newest(&superblock))
+    }
+
+    fn index_of(&self, given: usize) -> usize {
+        let members = self.all_members();
+        members.iter().position(|member| member.given == given).expect("a device of the volume")
+    }
+
+    /// The superblocks of the other devices that serve, with their places in the list, and all replacements that they know of.
+    async fn told(
+        &self,
+        devices: &[Rc<dyn Device>],
+        given: usize,
+    ) -> (Vec<(usize, SpanSuperblock)>, [u8; SPAN_DEVICES_MAX]) {
+        let mut told = Vec::new();
+        for other in self.all_members() {
+            let device = &devices[other.given];
+            // One that is lost itself is replaced later, or gets the counts when it is opened again.
+            if other.given != given
+                && other.volume.is_ok()
+                && device.is_available()
+                && let Ok((superblock, _)) = read_superblock::<SpanSuperblock>(&**device).await
+            {
+                told.push((other.given, superblock));
+            }
+        }
+        let known = self.superblock();
+        let replacements = replacements_of(told.iter().map(|(_, superblock)| superblock).chain([&known]));
+        (told, replacements)
+    }
+
+    /// Puts an empty volume on the device `devices[given]` in the place of one that is lost; or, with `adopts`, the volume that is there if it
+    /// [is that of the last replacement](SpannedVolume::is_replaced_by). `devices` are in the order with which the volume was opened;
     /// `prepare` gets the new volume before it is served. Handles get it by [`SpannedVolume::renew_engine`].
     ///
     /// # Errors
-    /// The new device is too small or fails; its volume would differ from the others ([`OpenError::OtherFormat`]); no other device could be told; [`OpenError::ReplacementsMax`]. What is
-    /// served has not changed, but the device that was lost may be refused from now on.
+    /// The new device is too small or fails; its volume would differ from the others ([`OpenError::OtherFormat`], [`OpenError::SpanHash`]); a device that serves could not be told, or there is none
+    /// ([`OpenError::NotCounted`]); [`OpenError::ReplacementsMax`]. What is served has not changed, but the device that was lost may be absent from the next opening on.
     pub async fn replace(
         &self,
-        (devices, given): (&[Rc<dyn Device>], usize),
+        (devices, given, adopts): (&[Rc<dyn Device>], usize, bool),
         pool: &BufferPool,
         (config, format): (&OpenConfig, &FormatConfig),
         prepare: impl FnOnce(&V),
     ) -> Result<(), OpenError> {
-        let (members, known, device) = (self.all_members(), self.superblock(), &devices[given]);
-        let index = members.iter().position(|member| member.given == given).expect("a device of the volume");
-        let others = || members.iter().filter(|member| member.given != given && member.volume.is_ok());
-        // More is known of a replacement that did not come to its end.
-        let mut told = Vec::new();
-        for other in others() {
-            if let Ok((superblock, _)) = read_superblock::<SpanSuperblock>(&*devices[other.given]).await {
-                told.push((&devices[other.given], superblock));
-            }
+        if format.hash != HashKind::Xxh3 {
+            return Err(OpenError::SpanHash);
         }
-        let mut replacements = replacements_of(told.iter().map(|(_, superblock)| superblock).chain([&known]));
-        let count = replacements[index].checked_add(1);
-        replacements[index] = count.ok_or(OpenError::ReplacementsMax { index: index as u16 })?;
-        erase_superblocks(&**device).await?;
+        let (known, device, index) = (self.superblock(), &devices[given], self.index_of(given));
+        let is_there = adopts && self.is_replaced_by(devices, given).await;
+        // More is known of a replacement that did not come to its end.
+        let (told, mut replacements) = self.told(devices, given).await;
+        if !is_there {
+            let count = replacements[index].checked_add(1);
+            replacements[index] = count.ok_or(OpenError::ReplacementsMax { index: index as u16 })?;
+        }
         let format = member_config(format, &known, index, replacements[index]);
-        V::format(&[member_device(device)], &format).await?;
-        let config = member_open_config(config, members.len());
+        if !is_there {
+            erase_superblocks(&**device).await?;
+            V::format(&[member_device(device)], &format).await?;
+        }
+        let config = member_open_config(config, devices.len());
         let volume = V::open(&[member_device(device)], pool, config, &format).await?;
         let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
         if limits(volume.info()) != limits(self.info()) {
             return Err(OpenError::OtherFormat);
         }
         prepare(&volume);
-        let mut outcome = Err(None);
-        for (other, superblock) in &told {
-            let generation = superblock.generation + 1;
-            let counted = SpanSuperblock { replacements, generation, ..*superblock };
-            let written = match bug_injection::is_injected(InjectedBug::SpanForgetReplacement) {
-                false => write_superblock(&***other, &counted).await,
-                true => Ok(()),
-            };
-            // One that fails now gets the count when the volume is opened again.
-            match written {
-                Ok(()) => outcome = Ok(()),
-                Err(error) => outcome = outcome.map_err(|_: Option<OpenError>| Some(error.into())),
+        if !is_there {
+            if told.is_empty() {
+                return Err(OpenError::NotCounted);
             }
+            for (other, superblock) in &told {
+                let generation = superblock.generation + 1;
+                let counted = SpanSuperblock { replacements, generation, ..*superblock };
+                if !bug_injection::is_injected(InjectedBug::SpanForgetReplacement) {
+                    write_superblock(&*devices[*other], &counted).await?;
+                }
+            }
+            let place = DeviceOfVolume { index: index as u16, ..known.device };
+            let superblock = SpanSuperblock { device: place, generation: 0, replacements, ..known };
+            write_superblock(&**device, &superblock).await?;
         }
-        outcome.map_err(|error| error.unwrap_or(OpenError::NotSpanned))?;
-        let place = DeviceOfVolume { index: index as u16, ..known.device };
-        let superblock = SpanSuperblock { device: place, generation: 0, replacements, ..known };
-        write_superblock(&**device, &superblock).await?;
-        self.set_member(index, Member { given, replacements: replacements[index], volume: Ok(volume) });
+        self.set_member(index, Member::new(given, replacements[index], Ok(volume)));
         Ok(())
     }
 
@@ -86,8 +130,7 @@ impl<V: Volume> SpannedVolume<V> {
         given: usize,
         (core, device, pool): (usize, &Rc<dyn Device>, &BufferPool),
     ) {
-        let members = self.all_members();
-        let index = members.iter().position(|member| member.given == given).expect("a device of the volume");
+        let (members, index) = (self.all_members(), self.index_of(given));
         engine.set_member(index, self.member_engine(index, &members[index], (core, device, pool)));
     }
 }

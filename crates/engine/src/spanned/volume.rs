@@ -25,6 +25,7 @@ use octokv_device::device_window::DeviceWindow;
 use parking_lot::Mutex;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// An open volume on several devices, each with a volume of the kind `V`.
 #[derive(Clone)]
@@ -48,8 +49,17 @@ pub(super) struct Member<V> {
     pub given: usize,
     /// How often its device was replaced.
     pub replacements: u8,
+    /// Tells the handles of all cores that another takes its place.
+    pub is_retired: Arc<AtomicBool>,
     /// Why it is absent, if it is.
     pub volume: Result<V, OpenError>,
+}
+
+impl<V> Member<V> {
+    /// A member that serves unless it is absent.
+    pub fn new(given: usize, replacements: u8, volume: Result<V, OpenError>) -> Member<V> {
+        Member { given, replacements, is_retired: Arc::default(), volume }
+    }
 }
 
 /// The part of a device behind the superblocks of the span.
@@ -119,9 +129,10 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.lock().clone()
     }
 
-    /// Sets the volume on the device of an index.
+    /// Sets the volume on the device of an index. The handles on the one before serve no more from here on, on any core.
     pub(super) fn set_member(&self, index: usize, member: Member<V>) {
-        self.0.members.lock()[index] = member;
+        let before = std::mem::replace(&mut self.0.members.lock()[index], member);
+        before.is_retired.store(true, Ordering::Release);
     }
 
     /// The superblock of any device of the volume, with the replacements so far.
@@ -145,7 +156,8 @@ impl<V: Volume> SpannedVolume<V> {
             let place = MemberPlace::new(index as u16, &*device);
             OpenMember { engine: volume.engine(core, &[Rc::clone(&device)], pool.clone()), place, device }
         });
-        SpannedMember { volume, replacements: member.replacements }
+        let is_retired = Arc::clone(&member.is_retired);
+        SpannedMember { volume, replacements: member.replacements, is_retired }
     }
 }
 
@@ -214,12 +226,13 @@ impl<V: Volume> Volume for SpannedVolume<V> {
                 }
                 Err(error) => Err(error),
             };
-            members.push(Member { given, replacements: replacements[index], volume });
+            members.push(Member::new(given, replacements[index], volume));
         }
         let Some(info) = members.iter().find_map(|member| member.volume.as_ref().ok().map(V::info)) else {
             return Err(members.into_iter().find_map(|member| member.volume.err()).expect("all are absent"));
         };
-        let (members, shared) = (Mutex::new(members), SpanShared::default());
+        let (members, cores) = (Mutex::new(members), config.cores);
+        let shared = SpanShared { cores, gate: Arc::default(), page_budget: Arc::default() };
         Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared })))
     }
 
