@@ -49,6 +49,8 @@ struct DroppingMemory {
     pages: RefCell<Vec<MemoryPage>>,
     /// The bytes of all pages.
     page_bytes: Cell<usize>,
+    /// The bytes of all reads.
+    read_bytes: Cell<u64>,
     volume: RefCell<Weak<LogVolume>>,
 }
 
@@ -59,6 +61,7 @@ impl DroppingMemory {
             blocks: bytes / BLOCK_BYTES as u64,
             pages: RefCell::new((0..pages).map(|_| MemoryPage::default()).collect()),
             page_bytes: Cell::new(0),
+            read_bytes: Cell::new(0),
             volume: RefCell::default(),
         }
     }
@@ -102,6 +105,7 @@ impl Device for DroppingMemory {
     }
     fn read(&self, at: Lba, mut buffer: Buffer) -> DeviceFuture {
         let pages = self.pages.borrow();
+        self.read_bytes.set(self.read_bytes.get() + buffer.len() as u64);
         DroppingMemory::pieces(at, buffer.len(), |page, within, from, count| match &pages[page].bytes {
             Some(page) => buffer[from..from + count].copy_from_slice(&page[within..within + count]),
             None => buffer[from..from + count].fill(0),
@@ -179,12 +183,14 @@ fn an_object_takes_less_than_half_a_byte_of_memory() {
         let log = engine.statistics().log.expect("it has logs");
         (log.keys.chunks - log.stores) * log.chunk_bytes > 2 * log.keys.live_bytes
     };
+    let put = |engine: &LogEngine, number: u64| {
+        let key = key_of(number);
+        let record = Buffer::zeroed(engine.record_layout().value_offset(key.len()) + VALUE_BYTES);
+        assert_eq!(run(engine.put(&key, PutMode::Upsert, record, VALUE_BYTES)), Ok(PutOutcome::Stored));
+    };
     let (mut first, mut first_tables, begun) = (0, 0, Instant::now());
     for number in 0..objects {
-        let key = key_of(number);
-        let layout = engine.record_layout();
-        let record = Buffer::zeroed(layout.value_offset(key.len()) + VALUE_BYTES);
-        assert_eq!(run(engine.put(&key, PutMode::Upsert, record, VALUE_BYTES)), Ok(PutOutcome::Stored));
+        put(&engine, number);
         if number % 32 == 0 {
             while run(engine.split_once()).expect("no fault") {}
         }
@@ -212,13 +218,34 @@ fn an_object_takes_less_than_half_a_byte_of_memory() {
     let more_tables = segment_table_bytes() - first_tables;
     assert!(more_tables > 0 && all - first >= more_tables, "{more_tables} B of tables are counted");
 
-    // Opened behind a crash: nothing but checkpoint and key log is read, since markers state that all is durable.
+    // Opened behind a crash, with as many puts behind the last checkpoint as there were between two: nothing but checkpoint and
+    // key log is read, since markers state that all is durable.
+    let tail = (objects / CHECKPOINTS).max(1);
+    let key_log_bytes = |log: &octokv_engine::LogStatistics| log.keys.chunks * log.chunk_bytes;
+    let before_tail = key_log_bytes(&log);
+    for number in 0..tail {
+        put(&engine, number * (objects / tail));
+    }
+    let log = engine.statistics().log.expect("it has logs");
+    let tail_bytes = key_log_bytes(&log) - before_tail;
     run(engine.mark_durable()).expect("no fault");
     drop(engine);
     memory.volume.replace(Weak::new());
+    memory.read_bytes.set(0);
     let begun = Instant::now();
     let volume = run(open(&device, &pool, open_config(), &format)).expect("opens");
-    println!("opened behind a crash in {:.2} s", begun.elapsed().as_secs_f64());
+    let (took, read) = (begun.elapsed(), memory.read_bytes.get());
+    println!(
+        "opened behind a crash and {tail} puts, {tail_bytes} B of key logs, in {:.2} s: {read} B were read, of {} B of key logs and segment tables of {} B",
+        took.as_secs_f64(),
+        key_log_bytes(&log),
+        log.segment_table_bytes,
+    );
+    assert!(took.as_secs() < 30, "{took:?}");
+    // The checkpoint has the tables; what is replayed is read at most twice, and the ends of a chunk of each store.
+    let bound =
+        2 * (tail_bytes + log.segment_table_bytes + log.chunk_table_bytes) + 4 * log.stores * log.chunk_bytes;
+    assert!(tail_bytes > 0 && read < bound, "{read} B are read, more than {bound}");
     memory.volume.replace(Arc::downgrade(&volume));
     let engine = LogEngine::new(volume, Rc::clone(&device), pool);
     assert_eq!(engine.statistics().keys, objects);

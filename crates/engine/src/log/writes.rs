@@ -7,7 +7,7 @@
 //! In: keys, values, conditions. Out: outcomes, once what they depend on is published. Invariants: an entry enters an image only after the write
 //! of its record has ended; decisions on a segment are made one after another, on its newest image; what a segment's image refers to is
 //! counted when it is published. A put has read its segment once and written record and image: three accesses; puts that meet share them.
-//! Tested in `tests/log_conformance.rs` and `tests/log_power_loss.rs`. Writes have shared their batch with others, so [`super::handle`] lets them run to their ends.
+//! Tested in `tests/log_conformance.rs` and `tests/log_power_loss.rs`, and below. Writes have shared their batch with others, so [`super::handle`] lets them run to their ends.
 
 use super::batch_state::BatchWait;
 use super::busy_segments::ChangeSource;
@@ -366,5 +366,53 @@ impl LogCore {
             self.volume.passes.chunks_freed(pool);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_log_volume::OpenTestVolume;
+    use super::*;
+    use crate::Durability;
+    use crate::conformance::key_of;
+    use octokv_runtime::block_on;
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Waker};
+
+    /// Polls as often as the device lets others run before it ends an operation, and oftener.
+    fn poll_for_long<T>(mut operation: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        let poll = |_| match operation.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            std::task::Poll::Ready(outcome) => Some(outcome),
+            std::task::Poll::Pending => None,
+        };
+        (0..200).find_map(poll)
+    }
+
+    #[test]
+    fn a_delete_is_behind_an_earlier_put_of_its_key_that_waits_for_space() {
+        let test = OpenTestVolume::new(5, Durability::Completed, |_| ());
+        let (key, other, plain) = (key_of(1), key_of(2), PutOptions::default());
+        for key in [&key, &other] {
+            let stored = block_on(test.put(key, 1, 100, plain), || ());
+            assert_eq!(stored, Ok(PutOutcome::Stored));
+        }
+        // A write that may take all that puts may have, and what its hops to new chunks take.
+        let (pool, layout) = (test.pool(), test.core.volume.layout());
+        let chunks = pool.free() - pool.limits().pass_floor(ChunkPurpose::User) - 2;
+        let units = u64::from(chunks) * u64::from(layout.chunk_units);
+        let need = SpaceNeed { kind: PassKind::Put, units, live_bytes: 0 };
+        let all = block_on(test.core.volume.passes.take(pool, need), || ()).expect("a pass");
+        let mut put = pin!(test.put(&key, 2, 100, plain));
+        assert!(poll_for_long(put.as_mut()).is_none(), "a put has no space");
+        let mut delete = pin!(test.core.delete(&key, Version::NONE));
+        assert!(poll_for_long(delete.as_mut()).is_none(), "a delete overtakes a put of its key");
+        // For deletes there is space.
+        let deleted = poll_for_long(pin!(test.core.delete(&other, Version::NONE)));
+        assert_eq!(deleted, Some(Ok(DeleteOutcome::Deleted)));
+        drop(all);
+        assert_eq!(poll_for_long(put), Some(Ok(PutOutcome::Stored)));
+        assert_eq!(poll_for_long(delete), Some(Ok(DeleteOutcome::Deleted)));
+        assert_eq!(block_on(test.get(&key), || ()), Ok(None));
     }
 }

@@ -1,7 +1,7 @@
 //! Parameters of the log-store simulation, and the source of each.
 //!
 //! A number is *the paper's* (LEED, SIGCOMM 2023, by section or table), *derived* (by the arithmetic beside it) or *our choice*, where the
-//! paper states none. None was chosen by its effect on a result; all were fixed before the first run. The drive is [`DCT_983`], with its own
+//! paper states none. None was chosen by its effect on a result; those of the drive and of the core were fixed before the first run, the numbers of objects, points and compactions since (REPRODUCTION has them). The drive is [`DCT_983`], with its own
 //! sources.
 //!
 //! ```text
