@@ -46,6 +46,15 @@ pub struct DeviceLoadReport {
     pub writes: OperationLoadReport,
     /// Flushes.
     pub flushes: OperationLoadReport,
+    /// Bytes of the keys and values that puts stored.
+    #[serde(default)]
+    pub put_bytes: u64,
+    /// Bytes of the values that were read.
+    #[serde(default)]
+    pub got_bytes: u64,
+    /// Bytes written to the device for each of `put_bytes`; `None` without any.
+    #[serde(default)]
+    pub write_amplification: Option<f64>,
     /// Operations that failed since the namespace was opened, without those that hung.
     pub errors: u64,
     /// Operations that have not ended.
@@ -64,6 +73,10 @@ impl DeviceLoadReport {
             reads: OperationLoadReport::new(&load.reads),
             writes: OperationLoadReport::new(&load.writes),
             flushes: OperationLoadReport::new(&load.flushes),
+            put_bytes: report.traffic.put_bytes,
+            got_bytes: report.traffic.got_bytes,
+            write_amplification: (report.traffic.put_bytes > 0)
+                .then(|| load.writes.bytes as f64 / report.traffic.put_bytes as f64),
             errors: load.errors,
             in_flight: load.in_flight,
         })

@@ -246,6 +246,14 @@ impl Engine for AnyEngine {
         }
     }
 
+    fn keep_iterator(&self, iterator: &AnyIterator) {
+        match (self, iterator) {
+            (AnyEngine::Lsm(engine), AnyIterator::Tree(iterator)) => engine.keep_iterator(iterator),
+            (AnyEngine::Spanned(engine), AnyIterator::Spanned(iterator)) => engine.keep_iterator(iterator),
+            _ => {}
+        }
+    }
+
     async fn compact_all(&self) -> Result<(), EngineError> {
         match self {
             AnyEngine::Hash(engine) => engine.compact_all().await,

@@ -72,7 +72,7 @@ pub use verify_report::{
     VerifyReport,
 };
 pub use volume::{
-    DeviceLayout, DeviceReport, FormatConfig, FormatVersions, HashKind, OpenConfig, PrefetchPlan,
+    DeviceLayout, DeviceReport, FormatConfig, FormatVersions, HashKind, KeyTraffic, OpenConfig, PrefetchPlan,
     TreeOptions, Volume, VolumeInfo, WallClock,
 };
 
@@ -216,6 +216,8 @@ pub trait Engine {
     ) -> impl Future<Output = Result<(), EngineError>> {
         async { Err(EngineError::Unsupported(Capability::Iterators)) }
     }
+    /// Counts as a use of an iterator of this volume, which is not advanced: one that is not used for long expires.
+    fn keep_iterator(&self, _iterator: &Self::Iterator) {}
     /// Forgets the tombstones below `version`: no write that is older will come.
     ///
     /// # Errors

@@ -295,4 +295,15 @@ pub struct DeviceReport {
     pub is_read_only: bool,
     /// The statistics of the volume on it.
     pub statistics: EngineStatistics,
+    /// What its keys took and gave since the opening, or its replacement.
+    pub traffic: KeyTraffic,
+}
+
+/// The bytes of keys and values that operations brought, and of values that they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyTraffic {
+    /// Of puts that stored: keys and values.
+    pub put_bytes: u64,
+    /// Of reads: values, or the parts that were asked for.
+    pub got_bytes: u64,
 }

@@ -12,7 +12,8 @@ use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, DeviceError};
 use octokv_engine::conformance::key_of;
 use octokv_engine::{
-    AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, PutOutcome, ScanEntry, Volume,
+    AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, IteratorOptions, KeyTraffic, PutOutcome,
+    ScanEntry, Volume,
 };
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
@@ -269,4 +270,28 @@ fn a_volume_on_many_devices_has_keys_on_each() {
     assert_eq!(opened.volume.used_bytes().get(), used);
     assert_eq!(run(opened.engine.delete(&key_of(3))), Ok(DeleteOutcome::Deleted));
     assert_eq!(opened.volume.statistics().keys, KEYS - 1);
+}
+
+#[test]
+fn what_the_keys_of_each_device_take_and_give_is_counted() {
+    let fixture = SpannedFixture::new(EngineKind::Hash);
+    let devices = filled(&fixture, 3);
+    let opened = Opened::new(&fixture, &devices).expect("opens");
+    let traffic = || opened.volume.device_reports().iter().map(|report| report.traffic).collect::<Vec<_>>();
+    assert_eq!(traffic(), [KeyTraffic::default(); 3]);
+    for number in 0..KEYS {
+        assert_eq!(opened.put(number, number), Ok(PutOutcome::Stored));
+        assert_eq!(opened.found(number), Ok(Some(number)));
+    }
+    // Each value has 100 bytes.
+    let keys: u64 = (0..KEYS).map(|number| key_of(number).len() as u64).sum();
+    let sum = |bytes: fn(&KeyTraffic) -> u64| traffic().iter().map(bytes).sum::<u64>();
+    assert_eq!((sum(|one| one.put_bytes), sum(|one| one.got_bytes)), (keys + KEYS * 100, KEYS * 100));
+    assert!(
+        traffic().iter().all(|one| one.put_bytes > one.got_bytes && one.got_bytes > 1_000),
+        "{:?}",
+        traffic()
+    );
+    assert_eq!(run(opened.engine.get(&key_of(KEYS + 1))).map(|value| value.is_none()), Ok(true));
+    assert_eq!(sum(|one| one.got_bytes), KEYS * 100);
 }

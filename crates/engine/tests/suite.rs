@@ -33,6 +33,7 @@ mod log_device_errors;
 mod log_faults;
 mod log_fixtures;
 mod log_full;
+mod log_long_keys;
 mod log_power_loss;
 mod log_ranges;
 mod log_scrub;
@@ -54,6 +55,7 @@ mod lsm_version_memory;
 mod memory_contract;
 mod spanned_conformance;
 mod spanned_devices;
+mod spanned_iterators;
 mod spanned_power_loss;
 mod spanned_replacement;
 #[path = "common/version_memory.rs"]

@@ -297,8 +297,18 @@ fn device_name(device: Option<u16>) -> String {
 }
 
 fn print_device(out: &mut impl Write, device: &DeviceLoadReport) -> CliResult {
-    let DeviceLoadReport { nsid, index, device: name, failure, reads, writes, flushes, errors, in_flight } =
-        device;
+    let DeviceLoadReport {
+        nsid,
+        index,
+        device: name,
+        failure,
+        reads,
+        writes,
+        flushes,
+        errors,
+        in_flight,
+        ..
+    } = device;
     write!(out, "\ndevice {index} of namespace {nsid}, {name}")?;
     match failure {
         Some(why) => writeln!(out, ": NOT AVAILABLE: {why}")?,
@@ -313,6 +323,12 @@ fn print_device(out: &mut impl Write, device: &DeviceLoadReport) -> CliResult {
         writeln!(out, ": mean {mean_us:.0} us, longest {max_us:.0} us")?;
     }
     writeln!(out, "  {errors} failed, {in_flight} in flight")?;
+    let (put, got) = (Size(device.put_bytes), Size(device.got_bytes));
+    write!(out, "  {put} put, {got} read by hosts")?;
+    match device.write_amplification {
+        Some(times) => writeln!(out, "; {times:.2} bytes written for each put")?,
+        None => writeln!(out)?,
+    }
     Ok(())
 }
 

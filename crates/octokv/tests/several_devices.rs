@@ -104,6 +104,7 @@ fn without_one_of_its_devices_a_namespace_serves_the_keys_of_the_others() {
     assert_eq!(json[0]["devices"][0]["failure"], serde_json::Value::Null);
     let stats = octokv([&["stats"][..], &admin].concat());
     assert_eq!(stats.stdout_ok().matches("logs of namespace 1, device ").count(), 2, "{}", stats.text());
+    assert_eq!(stats.text().matches(" bytes written for each put").count(), 2, "{}", stats.text());
     server.stop();
     std::fs::rename(&moved, &device).unwrap();
     let server = start(directory.path(), &devices, &["--engine", "log"]);

@@ -173,6 +173,10 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         self.engine.seek_iterator(iterator, key)
     }
 
+    fn keep_iterator(&self, iterator: &E::Iterator) {
+        self.engine.keep_iterator(iterator);
+    }
+
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
         self.engine.forget_below(version).await
     }

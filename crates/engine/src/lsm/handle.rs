@@ -200,6 +200,10 @@ impl Engine for LsmEngine {
         self.core.seek_iterator(iterator, key).await
     }
 
+    fn keep_iterator(&self, iterator: &TreeIterator) {
+        self.core.keep_iterator(iterator);
+    }
+
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
         let core = Rc::clone(&self.core);
         self.core.abandoned.detachable(async move { core.forget_tombstones(version).await }).await

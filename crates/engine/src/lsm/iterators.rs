@@ -18,6 +18,12 @@ impl LsmCore {
         TreeIterator::create(&self.volume, options)
     }
 
+    /// [`Engine::keep_iterator`](crate::Engine::keep_iterator).
+    pub(super) fn keep_iterator(&self, iterator: &TreeIterator) {
+        // The beginning of a use is what counts.
+        drop(iterator.state.snapshot.begin_use(self.volume.time()));
+    }
+
     /// [`Engine::next_pairs`](crate::Engine::next_pairs).
     ///
     /// # Errors

@@ -8,6 +8,7 @@ use super::partition_map::PartitionMap;
 use super::places::{PlacedMember, SpannedMember};
 use super::ring_merge::{ListOrder, list_merged, scan_merged};
 use super::snapshot_gate::SnapshotGate;
+use super::traffic::TrafficCounters;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress, KeySink,
@@ -131,9 +132,22 @@ impl<E: Engine> SpannedEngine<E> {
         key: &Key,
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
+        self.on_key_counted(key, operation, |_, _| ()).await
+    }
+
+    /// [`SpannedEngine::on_key`], whose outcome `count` counts as traffic of the device.
+    async fn on_key_counted<T>(
+        &self,
+        key: &Key,
+        operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
+        count: impl FnOnce(&TrafficCounters, &T),
+    ) -> Result<T, EngineError> {
         let device = self.device_of(key.as_bytes());
         let placed = self.member(device)?;
         let outcome = operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error));
+        if let Ok(done) = &outcome {
+            count(placed.traffic(), done);
+        }
         self.shared.gate.pass().await;
         outcome
     }
@@ -192,15 +206,21 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        self.on_key(key, async |engine| engine.put_with(key, value, options).await).await
+        let bytes = key.len() + value.bytes;
+        let count = |traffic: &TrafficCounters, outcome: &PutOutcome| {
+            if *outcome == PutOutcome::Stored {
+                traffic.note_put(bytes);
+            }
+        };
+        self.on_key_counted(key, async |engine| engine.put_with(key, value, options).await, count).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
-        self.on_key(key, async |engine| engine.get(key).await).await
+        self.on_key_counted(key, async |engine| engine.get(key).await, count_read).await
     }
 
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
-        self.on_key(key, async |engine| engine.get_range(key, range).await).await
+        self.on_key_counted(key, async |engine| engine.get_range(key, range).await, count_read).await
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
@@ -264,6 +284,12 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     async fn seek_iterator(&self, iterator: &Self::Iterator, key: &Key) -> Result<(), EngineError> {
         iterator.seek(&self.members_of_iterator(iterator)?, key).await
+    }
+
+    fn keep_iterator(&self, iterator: &Self::Iterator) {
+        if let Ok(members) = self.members_of_iterator(iterator) {
+            iterator.keep(&members);
+        }
     }
 
     async fn forget_below(&self, version: Version) -> Result<(), EngineError> {
@@ -338,6 +364,13 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     fn statistics(&self) -> EngineStatistics {
         sum_of(self.opened_members().map(|placed| placed.engine().statistics()))
+    }
+}
+
+/// Counts the bytes of a value that was read.
+fn count_read(traffic: &TrafficCounters, read: &Option<StoredValue>) {
+    if let Some(value) = read {
+        traffic.note_get(value.as_bytes().len());
     }
 }
 

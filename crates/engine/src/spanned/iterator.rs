@@ -10,6 +10,7 @@
 //! calls all iterators of a volume together keep [`KEPT_BYTES_MAX`], and those beyond give their pages back.
 
 use super::places::PlacedMember;
+use super::yield_points::{PairCaller, YieldingCaller};
 use crate::common::key_locks::KeyLocks;
 use crate::{Engine, EngineError, IteratorProgress, PairSink};
 use octokv_base::Key;
@@ -69,10 +70,10 @@ fn pair_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 }
 
 /// Receives a page of pairs.
-#[derive(Default)]
-struct PageSink {
+struct PageSink<'a> {
     pairs: Vec<OwnedPair>,
     bytes: usize,
+    caller: &'a mut dyn YieldingCaller,
 }
 
 impl PairPage {
@@ -91,7 +92,7 @@ impl PairPage {
     }
 }
 
-impl PairSink for PageSink {
+impl PairSink for PageSink<'_> {
     fn has_space(&mut self, key_bytes: usize, value_bytes: usize) -> bool {
         self.pairs.is_empty() || self.bytes + pair_bytes(key_bytes, value_bytes) <= PAGE_BYTES
     }
@@ -99,6 +100,10 @@ impl PairSink for PageSink {
     fn push(&mut self, key: &[u8], value: &[u8]) {
         self.bytes += pair_bytes(key.len(), value.len());
         self.pairs.push((key.into(), value.into()));
+    }
+
+    async fn yield_point(&mut self) {
+        self.caller.yield_point().await;
     }
 }
 
@@ -143,10 +148,14 @@ impl<I> SpannedIterator<I> {
     ///
     /// # Errors
     /// The first of a device.
-    async fn fill<E: Engine<Iterator = I>>(&self, members: &[PlacedMember<E>]) -> Result<(), EngineError> {
+    async fn fill<E: Engine<Iterator = I>>(
+        &self,
+        members: &[PlacedMember<E>],
+        caller: &mut dyn YieldingCaller,
+    ) -> Result<(), EngineError> {
         for (part, member) in self.parts.iter().zip(members) {
             if part.page.lock().is_used_up() {
-                let mut sink = PageSink::default();
+                let mut sink = PageSink { pairs: Vec::new(), bytes: 0, caller: &mut *caller };
                 let progress = member.engine().next_pairs(&part.iterator, &mut sink).await;
                 let progress = progress.map_err(|error| member.engine_error(error))?;
                 let mut page = part.page.lock();
@@ -155,6 +164,13 @@ impl<I> SpannedIterator<I> {
             }
         }
         Ok(())
+    }
+
+    /// [`Engine::keep_iterator`]: of the parts whose pages are read slowly, too. `members` are the handles of a core.
+    pub(super) fn keep<E: Engine<Iterator = I>>(&self, members: &[PlacedMember<E>]) {
+        for (part, member) in self.parts.iter().zip(members) {
+            member.engine().keep_iterator(&part.iterator);
+        }
     }
 
     /// [`Engine::next_pairs`]. `members` are the handles of a core.
@@ -167,6 +183,7 @@ impl<I> SpannedIterator<I> {
         sink: &mut impl PairSink,
     ) -> Result<IteratorProgress, EngineError> {
         let _turn = self.turns.lock(0).await;
+        self.keep(members);
         self.finish_seek(members).await?;
         // Those of a call that was dropped, whose sink is gone.
         self.parts.iter().for_each(|part| part.page.lock().taken = 0);
@@ -200,7 +217,7 @@ impl<I> SpannedIterator<I> {
         let mut has_received = false;
         loop {
             sink.yield_point().await;
-            match self.fill(members).await {
+            match self.fill(members, &mut PairCaller(&mut *sink)).await {
                 Ok(()) => {}
                 Err(error) if has_received => {
                     // A device that failed is asked again; behind damage it goes on.
@@ -267,6 +284,7 @@ impl<I> SpannedIterator<I> {
         key: &Key,
     ) -> Result<(), EngineError> {
         let _turn = self.turns.lock(0).await;
+        self.keep(members);
         *self.sought.lock() = Some(key.clone());
         self.finish_seek(members).await
     }

@@ -8,7 +8,8 @@
 //! ```
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
-//!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors.
+//!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
+//!   `yield_points`: those of a caller's sink, within an engine.
 //!
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
 
@@ -21,7 +22,9 @@ mod replacement;
 mod ring_merge;
 mod snapshot_gate;
 mod superblock;
+mod traffic;
 mod volume;
+mod yield_points;
 
 pub use engine::SpannedEngine;
 pub use iterator::SpannedIterator;

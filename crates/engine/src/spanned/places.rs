@@ -1,5 +1,6 @@
 //! One core's handle on each device of several, and where something lies on it: what the volume on it says, by the blocks of the whole device.
 
+use super::traffic::TrafficCounters;
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
 use octokv_device::Device;
@@ -62,6 +63,8 @@ pub(super) struct SpannedMember<E> {
     pub replacements: u8,
     /// Whether the device is being replaced, or was, on all cores.
     pub is_retired: Arc<AtomicBool>,
+    /// What its keys took and gave.
+    pub traffic: Arc<TrafficCounters>,
 }
 
 /// A handle that serves, unless its device has failed meanwhile.
@@ -88,6 +91,11 @@ impl<E> PlacedMember<E> {
     /// Whether the device has failed, or another takes its place.
     pub fn is_lost(&self) -> bool {
         !self.open().device.is_available() || self.0.is_retired.load(Ordering::Acquire)
+    }
+
+    /// What the keys of the device took and gave.
+    pub fn traffic(&self) -> &TrafficCounters {
+        &self.0.traffic
     }
 
     /// The handle.

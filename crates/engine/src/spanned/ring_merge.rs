@@ -9,6 +9,7 @@
 //! device.
 
 use super::places::PlacedMember;
+use super::yield_points::{ListCaller, YieldingCaller};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Engine, EngineError, KeySink, ScanEntry, ScanSink};
 use octokv_base::{Key, RingPosition, RingRange, Version};
@@ -57,6 +58,7 @@ struct ListCursor<'a, E> {
 struct KeyPage<'a> {
     keys: &'a mut VecDeque<Box<[u8]>>,
     without: Option<&'a [u8]>,
+    caller: &'a mut dyn YieldingCaller,
 }
 
 impl KeySink for KeyPage<'_> {
@@ -69,17 +71,21 @@ impl KeySink for KeyPage<'_> {
         }
         true
     }
+
+    async fn yield_point(&mut self) {
+        self.caller.yield_point().await;
+    }
 }
 
 impl<E: Engine> ListCursor<'_, E> {
     /// Reads the next page if there is none.
-    async fn fill(&mut self) -> Result<(), EngineError> {
+    async fn fill(&mut self, caller: &mut dyn YieldingCaller) -> Result<(), EngineError> {
         if !self.page.is_empty() || self.is_at_end {
             return Ok(());
         }
         let without = self.is_behind_next.then_some(self.next.as_bytes());
-        let listed =
-            self.member.engine().list(&self.next, &mut KeyPage { keys: &mut self.page, without }).await;
+        let mut page = KeyPage { keys: &mut self.page, without, caller };
+        let listed = self.member.engine().list(&self.next, &mut page).await;
         listed.map_err(|error| self.member.engine_error(error))?;
         self.is_at_end = self.page.len() < PAGE_KEYS;
         if let Some(last) = self.page.back() {
@@ -111,7 +117,7 @@ pub(super) async fn list_merged<E: Engine>(
     loop {
         sink.yield_point().await;
         for cursor in &mut cursors {
-            cursor.fill().await?;
+            cursor.fill(&mut ListCaller(&mut *sink)).await?;
         }
         // Until a page is empty, of which the next may have the least key.
         while cursors.iter().all(|cursor| !cursor.page.is_empty() || cursor.is_at_end) {

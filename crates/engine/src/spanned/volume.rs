@@ -13,6 +13,7 @@ use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
 use super::places::{MemberObserver, MemberPlace, OpenMember, SpannedMember};
 use super::ring_merge::ListOrder;
 use super::superblock::SpanSuperblock;
+use super::traffic::TrafficCounters;
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
 use crate::{
@@ -51,6 +52,8 @@ pub(super) struct Member<V> {
     pub replacements: u8,
     /// Tells the handles of all cores that another takes its place.
     pub is_retired: Arc<AtomicBool>,
+    /// What its keys took and gave.
+    pub traffic: Arc<TrafficCounters>,
     /// Why it is absent, if it is.
     pub volume: Result<V, OpenError>,
 }
@@ -58,7 +61,7 @@ pub(super) struct Member<V> {
 impl<V> Member<V> {
     /// A member that serves unless it is absent.
     pub fn new(given: usize, replacements: u8, volume: Result<V, OpenError>) -> Member<V> {
-        Member { given, replacements, is_retired: Arc::default(), volume }
+        Member { given, replacements, is_retired: Arc::default(), traffic: Arc::default(), volume }
     }
 }
 
@@ -156,8 +159,8 @@ impl<V: Volume> SpannedVolume<V> {
             let place = MemberPlace::new(index as u16, &*device);
             OpenMember { engine: volume.engine(core, &[Rc::clone(&device)], pool.clone()), place, device }
         });
-        let is_retired = Arc::clone(&member.is_retired);
-        SpannedMember { volume, replacements: member.replacements, is_retired }
+        let (is_retired, traffic) = (Arc::clone(&member.is_retired), Arc::clone(&member.traffic));
+        SpannedMember { volume, replacements: member.replacements, is_retired, traffic }
     }
 }
 
@@ -323,6 +326,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             failure: member.volume.as_ref().err().copied(),
             is_read_only: member.volume.as_ref().is_ok_and(V::is_read_only),
             statistics: member.volume.as_ref().map(V::statistics).unwrap_or_default(),
+            traffic: member.traffic.get(),
         };
         let members = self.all_members();
         let mut reports: Vec<_> = members.iter().enumerate().map(report).collect();
