@@ -1,4 +1,5 @@
-//! Devices of several that are lost and replaced: what is left, what is refused, and a loss of power at every write of it.
+//! Replacement of a lost device of a volume on several: contents afterwards, the old device at a later open, and power loss during the
+//! replacement.
 
 use crate::common::faulty_volume::run;
 use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};

@@ -23,7 +23,8 @@ use octokv_device::Device;
 use std::rc::Rc;
 
 impl<V: Volume> SpannedVolume<V> {
-    /// Whether the device `devices[given]` has the newest volume of its place already, which is not served: a replacement came to its end, and what the node was to keep of it did not.
+    /// Whether `devices[given]` is the replacement of the last completed call for this place: the node was stopped before it recorded the
+    /// new path.
     /// `devices` as in [`SpannedVolume::replace`].
     pub async fn is_replaced_by(&self, devices: &[Rc<dyn Device>], given: usize) -> bool {
         let index = self.index_of(given);
@@ -44,7 +45,7 @@ impl<V: Volume> SpannedVolume<V> {
         members.iter().position(|member| member.given == given).expect("a device of the volume")
     }
 
-    /// The superblocks of the other devices that serve, with their places in the list, and all replacements that they know of.
+    /// The superblocks of the other available devices, with their places in the list, and the highest replacement count of each index.
     async fn told(
         &self,
         devices: &[Rc<dyn Device>],
@@ -72,8 +73,12 @@ impl<V: Volume> SpannedVolume<V> {
     /// `prepare` gets the new volume before it is served. Handles get it by [`SpannedVolume::renew_engine`].
     ///
     /// # Errors
-    /// The new device is too small or fails; its volume would differ from the others ([`OpenError::OtherFormat`], [`OpenError::SpanHash`]); a device that serves could not be told, or there is none
-    /// ([`OpenError::NotCounted`]); [`OpenError::ReplacementsMax`]. What is served has not changed, but the device that was lost may be absent from the next opening on.
+    /// - The new device is too small, or fails.
+    /// - [`OpenError::OtherFormat`], [`OpenError::SpanHash`]: the configured format differs from that of the other devices.
+    /// - [`OpenError::NotCounted`]: no other device is available to record the replacement; a device error if one of them fails to.
+    /// - [`OpenError::ReplacementsMax`].
+    ///
+    /// The open volume is unchanged. If a device has recorded the replacement before the error, the lost device is absent at the next open.
     pub async fn replace(
         &self,
         (devices, given, adopts): (&[Rc<dyn Device>], usize, bool),
