@@ -85,6 +85,7 @@ impl HostKvs {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let mut stores = Vec::with_capacity(files.len());

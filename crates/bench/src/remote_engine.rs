@@ -123,6 +123,7 @@ pub(crate) fn run_worker(
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);

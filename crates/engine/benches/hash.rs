@@ -68,6 +68,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };

@@ -90,6 +90,7 @@ impl BenchVolume {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let volume = block_on(

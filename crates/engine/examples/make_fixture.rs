@@ -86,6 +86,7 @@ fn main() {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(|| MADE_AT),
     };
     let volume =

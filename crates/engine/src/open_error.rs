@@ -77,6 +77,15 @@ pub enum OpenError {
     /// A volume on several devices has the ring of XXH3.
     #[error("a volume on several devices hashes its keys with XXH3")]
     SpanHash,
+    /// Only the hash engine, from its format 2 on, and the log engine have what a swap region needs.
+    #[error("swap regions need the hash engine (format 2) or the log engine")]
+    SwapEngine,
+    /// The size of swap regions.
+    #[error("a swap region of {bytes} bytes is not a multiple of 64 KiB, or too large")]
+    SwapBytes {
+        /// The size.
+        bytes: u64,
+    },
     /// The device is smaller than the volume, or than any volume can be.
     #[error("it has {have_bytes} bytes, and {need_bytes} are needed")]
     TooSmall {

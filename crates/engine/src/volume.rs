@@ -65,6 +65,9 @@ pub struct FormatConfig {
     pub seed: u64,
     /// The seed of positions on the ring, the same on all volumes of a ring.
     pub hash_seed: Option<u64>,
+    /// The bytes at the end of each of several devices for values of overloaded others, a multiple of [`SWAP_UNIT_BYTES`](crate::spanned::SWAP_UNIT_BYTES); 0 for
+    /// none. A volume on one device ignores it.
+    pub swap_bytes: u64,
 }
 
 impl Default for FormatConfig {
@@ -82,6 +85,7 @@ impl Default for FormatConfig {
             namespace: 1,
             seed: 0,
             hash_seed: None,
+            swap_bytes: 0,
         }
     }
 }
@@ -146,6 +150,9 @@ pub struct OpenConfig {
     pub compact_bytes_per_second: u64,
     /// Options of the ordered engine; other engines ignore them.
     pub tree: TreeOptions,
+    /// The commands in flight by which a device has to exceed another before its puts are stored in the swap region of that one
+    /// ([`FormatConfig::swap_bytes`]).
+    pub swap_gap: u32,
     /// The clock of expiry.
     pub clock: WallClock,
 }
@@ -157,6 +164,8 @@ impl OpenConfig {
         prefetch: PrefetchMode::Adaptive,
         compresses: false,
     };
+    /// The usual [`OpenConfig::swap_gap`]: a drive has all its parallelism at fewer commands in flight than this.
+    pub const SWAP_GAP: u32 = 64;
 }
 
 /// Options of the ordered engine that may be others at each opening.
@@ -297,6 +306,19 @@ pub struct DeviceReport {
     pub statistics: EngineStatistics,
     /// What its keys took and gave since the opening, or its replacement.
     pub traffic: KeyTraffic,
+    /// What swapping did with its keys.
+    pub swaps: SwapReport,
+}
+
+/// What swapping did with the keys of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwapReport {
+    /// The keys whose newest values are in the regions of other devices.
+    pub keys: usize,
+    /// The puts that were stored there since the opening.
+    pub swapped: u64,
+    /// The values that were stored at home again.
+    pub merged: u64,
 }
 
 /// The bytes of keys and values that operations brought, and of values that they took.

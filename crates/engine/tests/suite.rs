@@ -58,5 +58,6 @@ mod spanned_devices;
 mod spanned_iterators;
 mod spanned_power_loss;
 mod spanned_replacement;
+mod spanned_swap;
 #[path = "common/version_memory.rs"]
 mod version_memory;

@@ -314,6 +314,7 @@ mod tests {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let devices = [of_keys.open_for_core(&handle).expect("memory")];

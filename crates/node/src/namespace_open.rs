@@ -293,6 +293,7 @@ pub(crate) fn open_config(
             .compact_bytes_per_second
             .unwrap_or_else(|| default_compact_bytes_per_second(format.engine)),
         tree: options.tree,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     }
 }

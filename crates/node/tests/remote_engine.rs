@@ -103,6 +103,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         },
     )

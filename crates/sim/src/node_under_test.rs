@@ -150,6 +150,7 @@ impl KvNodeUnderTest {
             prepare_bytes,
             compact_bytes_per_second,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         }
     }

@@ -161,6 +161,7 @@ impl SimSetup {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };

@@ -116,6 +116,7 @@ impl MeasurementSetup {
             prepare_bytes: 0,
             compact_bytes_per_second: if compacts { u64::MAX } else { 0 },
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::new(clock::wall).with_monotonic(clock::now),
         };
         let config = LocalVolumeConfig {

@@ -55,6 +55,7 @@ fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: crate::WallClock::default(),
     };
     let mut complete = || {

@@ -23,6 +23,7 @@ fn volatile_engine() -> HashEngine {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
@@ -73,6 +74,7 @@ fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };

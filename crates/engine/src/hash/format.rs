@@ -194,6 +194,7 @@ mod tests {
                 prepare_bytes: 0,
                 compact_bytes_per_second: 0,
                 tree: OpenConfig::TREE,
+                swap_gap: OpenConfig::SWAP_GAP,
                 clock: WallClock::default(),
             };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();

@@ -38,6 +38,7 @@ pub(super) fn open_config(durability: Durability) -> OpenConfig {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     }
 }

@@ -48,6 +48,7 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);

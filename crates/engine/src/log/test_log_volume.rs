@@ -134,6 +134,7 @@ impl OpenTestVolume {
             prepare_bytes: 0,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::new(move || UnixTime(now.load(Ordering::Relaxed))),
         };
         let mut settings = LogSettings::new(&layout, &config);

@@ -54,6 +54,7 @@ async fn verify_volume(
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let superblock = recovered.superblock;

@@ -115,6 +115,7 @@ mod tests {
         namespace: 3,
         seed: 8,
         hash_seed: None,
+        swap_bytes: 0,
     };
 
     fn layout_of(

@@ -58,6 +58,7 @@ impl SlowVolume {
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let mut complete = || {

@@ -49,6 +49,7 @@ async fn verify_volume(
         prepare_bytes: 0,
         compact_bytes_per_second: u64::MAX,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let block_bytes = device.geometry().block_bytes;

@@ -98,6 +98,7 @@ mod tests {
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
         };
         let format = FormatConfig { engine: EngineKind::Lsm, ..FormatConfig::default() };

@@ -8,6 +8,8 @@ use super::partition_map::PartitionMap;
 use super::places::{PlacedMember, SpannedMember};
 use super::ring_merge::{ListOrder, list_merged, scan_merged};
 use super::snapshot_gate::SnapshotGate;
+use super::swapped_keys::SwappedKeys;
+use super::swapped_scan::scan_with_swaps;
 use super::traffic::TrafficCounters;
 use crate::bug_injection::{self, InjectedBug};
 use crate::{
@@ -15,7 +17,7 @@ use crate::{
     KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
     VolumePlace,
 };
-use futures_util::future::{LocalBoxFuture, join_all};
+use futures_util::future::{LocalBoxFuture, join, join_all};
 use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
 use octokv_device::DeviceError;
 use octokv_runtime::ReactorHandle;
@@ -34,6 +36,7 @@ pub struct SpannedEngine<E> {
     map: PartitionMap,
     hash_seed: u64,
     order: ListOrder,
+    core: usize,
     shared: SpanShared,
 }
 
@@ -44,10 +47,12 @@ pub(super) struct SpanShared {
     pub cores: usize,
     pub gate: Arc<SnapshotGate>,
     pub page_budget: Arc<PageBudget>,
+    /// `None` without swap regions.
+    pub swaps: Option<Arc<SwappedKeys>>,
 }
 
 /// The error of operations on keys of a device that was not opened, or has failed.
-fn absent(device: usize) -> EngineError {
+pub(super) fn absent(device: usize) -> EngineError {
     EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
 }
 
@@ -61,16 +66,44 @@ impl<E: Engine> SpannedEngine<E> {
     pub(super) fn new(
         members: Vec<SpannedMember<E>>,
         (map, hash_seed, order): (PartitionMap, u64, ListOrder),
-        shared: SpanShared,
+        (core, shared): (usize, SpanShared),
     ) -> SpannedEngine<E> {
         let members = members.into_iter().map(|member| RefCell::new(Rc::new(member))).collect();
-        SpannedEngine { members, background: RefCell::default(), map, hash_seed, order, shared }
+        SpannedEngine { members, background: RefCell::default(), map, hash_seed, order, core, shared }
     }
 
     /// Sets the handle on the device of an index, which was replaced.
     pub(super) fn set_member(&self, index: usize, member: SpannedMember<E>) {
         self.members[index].replace(Rc::new(member));
         self.background.take().iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// The swapping of a volume with swap regions.
+    fn swaps(&self) -> Option<&SwappedKeys> {
+        self.shared.swaps.as_deref()
+    }
+
+    pub(super) fn map(&self) -> &PartitionMap {
+        &self.map
+    }
+
+    pub(super) fn hash_seed(&self) -> u64 {
+        self.hash_seed
+    }
+
+    /// The number of devices.
+    pub(super) fn devices(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether the core of the handle works on a position in the background.
+    pub(super) fn is_own(&self, position: RingPosition) -> bool {
+        self.owner_of(position) == self.core
+    }
+
+    /// The core whose part of the ring has a position.
+    fn owner_of(&self, position: RingPosition) -> usize {
+        (((position.0 >> 64) * self.shared.cores as u128) >> 64) as usize
     }
 
     fn device_of(&self, key: &[u8]) -> usize {
@@ -82,7 +115,7 @@ impl<E: Engine> SpannedEngine<E> {
     }
 
     /// The handle on a device that serves.
-    fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
+    pub(super) fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
         PlacedMember::new(self.any_member(device)).filter(serves).ok_or(absent(device))
     }
 
@@ -97,7 +130,12 @@ impl<E: Engine> SpannedEngine<E> {
     }
 
     /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
-    fn error_of(&self, placed: &PlacedMember<E>, device: usize, error: EngineError) -> EngineError {
+    pub(super) fn error_of(
+        &self,
+        placed: &PlacedMember<E>,
+        device: usize,
+        error: EngineError,
+    ) -> EngineError {
         if serves(placed) { placed.engine_error(error) } else { absent(device) }
     }
 
@@ -150,6 +188,11 @@ impl<E: Engine> SpannedEngine<E> {
         }
         self.shared.gate.pass().await;
         outcome
+    }
+
+    /// Counts traffic of a key's device.
+    fn traffic_of(&self, key: &Key, count: impl FnOnce(&TrafficCounters)) {
+        count(&self.any_member(self.device_of(key.as_bytes())).traffic);
     }
 
     /// Runs an operation on all devices at once, on those that serve even if others do not.
@@ -207,6 +250,13 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
         let bytes = key.len() + value.bytes;
+        if let Some(swaps) = self.swaps() {
+            let outcome = self.put_swapping(swaps, key, value, options).await?;
+            if outcome == PutOutcome::Stored {
+                self.traffic_of(key, |traffic| traffic.note_put(bytes));
+            }
+            return Ok(outcome);
+        }
         let count = |traffic: &TrafficCounters, outcome: &PutOutcome| {
             if *outcome == PutOutcome::Stored {
                 traffic.note_put(bytes);
@@ -216,19 +266,33 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
+        if self.swaps().is_some() {
+            return self.get_range(key, ValueRange::ALL).await;
+        }
         self.on_key_counted(key, async |engine| engine.get(key).await, count_read).await
     }
 
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
+        if let Some(swaps) = self.swaps() {
+            let read = self.get_swapping(swaps, key, range).await?;
+            self.traffic_of(key, |traffic| count_read(traffic, &read));
+            return Ok(read);
+        }
         self.on_key_counted(key, async |engine| engine.get_range(key, range).await, count_read).await
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
-        self.on_key(key, async |engine| engine.delete_with(key, version).await).await
+        match self.swaps() {
+            Some(swaps) => self.delete_swapping(swaps, key, version).await,
+            None => self.on_key(key, async |engine| engine.delete_with(key, version).await).await,
+        }
     }
 
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
-        self.on_key(key, async |engine| engine.status(key).await).await
+        match self.swaps() {
+            Some(swaps) => self.status_swapping(swaps, key).await,
+            None => self.on_key(key, async |engine| engine.status(key).await).await,
+        }
     }
 
     async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
@@ -250,7 +314,14 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        let outcome = scan_merged(&self.members_of(range)?, self.order, (range, since), sink).await;
+        let members = self.members_of(range)?;
+        let outcome = match self.swaps() {
+            Some(swaps) if swaps.count() > 0 => {
+                let swapped = async |key: &Key| self.swapped_value(swaps, key).await;
+                scan_with_swaps(&members, self.order, (range, since), swapped, sink).await
+            }
+            _ => scan_merged(&members, self.order, (range, since), sink).await,
+        };
         self.shared.gate.pass().await;
         outcome
     }
@@ -310,26 +381,52 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         if bug_injection::is_injected(InjectedBug::SpanFlushOne) {
             return self.member(0)?.engine().flush().await;
         }
-        self.on_all(async |engine| engine.flush().await).await.map(drop)
+        self.on_all(async |engine| engine.flush().await).await?;
+        for placed in self.open_members() {
+            if let Some(region) = &placed.open().swap {
+                region.engine.flush().await.map_err(|error| region.place.engine_error(error))?;
+            }
+        }
+        Ok(())
     }
 
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {
         let report = RefCell::new(report);
         let (report, handle) = (&report, handle);
-        self.on_each(async |placed: PlacedMember<E>| {
+        let maintain = self.on_each(async |placed: PlacedMember<E>| {
             // The errors of a device that has failed say nothing new.
             let report: Box<dyn FnMut(EngineError) + '_> = Box::new(|error| {
                 if !placed.is_lost() {
                     report.borrow_mut()(placed.engine_error(error));
                 }
             });
-            placed.engine().maintain(handle, report).await;
-        })
-        .await;
+            let region = placed.open().swap.as_ref();
+            // Its errors are those of operations on its keys, which have them.
+            let of_region = async {
+                if let Some(region) = region {
+                    region.engine.maintain(handle, |_| ()).await;
+                }
+            };
+            join(placed.engine().maintain(handle, report), of_region).await;
+        });
+        let merge = async {
+            if let Some(swaps) = self.swaps() {
+                self.merge_when_idle(swaps, handle).await;
+            }
+        };
+        join(maintain, merge).await;
     }
 
     async fn run_abandoned(&self) {
-        self.on_each(async |placed: PlacedMember<E>| placed.engine().run_abandoned().await).await;
+        self.on_each(async |placed: PlacedMember<E>| {
+            let of_region = async {
+                if let Some(region) = &placed.open().swap {
+                    region.engine.run_abandoned().await;
+                }
+            };
+            join(placed.engine().run_abandoned(), of_region).await;
+        })
+        .await;
     }
 
     /// Closes the volumes on the devices that serve. One on a device that has failed since it was opened is not shut down
@@ -338,7 +435,15 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         let of_device = async |device| match PlacedMember::new(self.any_member(device)) {
             None => Ok(()),
             Some(placed) if !placed.is_lost() => {
-                placed.engine().close().await.map_err(|error| self.error_of(&placed, device, error))
+                let closed = placed.engine().close().await;
+                closed.map_err(|error| self.error_of(&placed, device, error))?;
+                match &placed.open().swap {
+                    Some(region) => {
+                        let closed = region.engine.close().await;
+                        closed.map_err(|error| region.place.engine_error(error))
+                    }
+                    None => Ok(()),
+                }
             }
             Some(_) => Err(absent(device)),
         };
@@ -352,8 +457,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     fn owner_core(&self, key: &Key) -> Option<usize> {
         // Of the position alone: another device in the place of one, or one that fails, changes no owner.
         let has_owners = self.opened_members().next()?.engine().has_owner_cores();
-        let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed).0 >> 64;
-        has_owners.then(|| ((position * self.shared.cores as u128) >> 64) as usize)
+        has_owners.then(|| self.owner_of(RingPosition::of_bytes(key.as_bytes(), self.hash_seed)))
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {

@@ -5,10 +5,13 @@
 //!          list, scan, iterator ─▶ all devices, merged in their order
 //!          device failed        ─▶ its keys answer with an error that names it; those of the others are served
 //!          replaced             ─▶ it begins without keys
+//!          overloaded           ─▶ its puts are stored in the swap region of another, and merged back
 //! ```
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
+//!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
+//!   `swap_recovery`: which are found by an opening.
 //!   `yield_points`: those of a caller's sink, within an engine.
 //!
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
@@ -22,6 +25,12 @@ mod replacement;
 mod ring_merge;
 mod snapshot_gate;
 mod superblock;
+mod swap_notes;
+mod swap_recovery;
+mod swap_region;
+mod swapped_keys;
+mod swapped_scan;
+mod swapping;
 mod traffic;
 mod volume;
 mod yield_points;
@@ -30,4 +39,6 @@ pub use engine::SpannedEngine;
 pub use iterator::SpannedIterator;
 pub use partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
 pub use superblock::SpanSuperblock;
+pub use swap_region::SWAP_UNIT_BYTES;
+pub use swapped_keys::SwapNotes;
 pub use volume::SpannedVolume;

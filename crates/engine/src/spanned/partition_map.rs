@@ -45,10 +45,16 @@ impl PartitionMap {
         &self.0
     }
 
+    /// The partition of a position.
+    #[inline]
+    pub fn partition_of(&self, position: RingPosition) -> usize {
+        position.0 as usize % SPAN_PARTITIONS
+    }
+
     /// The device of the keys at a position.
     #[inline]
     pub fn device_of(&self, position: RingPosition) -> usize {
-        self.0[position.0 as usize % SPAN_PARTITIONS].into()
+        self.0[self.partition_of(position)].into()
     }
 
     /// Whether a device may have keys of a range.

@@ -2,6 +2,7 @@
 
 use super::traffic::TrafficCounters;
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
+use crate::log::handle::LogEngine;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
 use octokv_device::Device;
 use std::rc::Rc;
@@ -20,7 +21,12 @@ pub(super) struct MemberPlace {
 impl MemberPlace {
     /// That of the volume on a device of this index.
     pub fn new(device: u16, of: &dyn Device) -> MemberPlace {
-        MemberPlace { device, blocks: SUPERBLOCK_AREA_BYTES / u64::from(of.geometry().block_bytes) }
+        MemberPlace::behind(device, of, SUPERBLOCK_AREA_BYTES)
+    }
+
+    /// That of a volume behind so many bytes of a device.
+    pub fn behind(device: u16, of: &dyn Device, bytes: u64) -> MemberPlace {
+        MemberPlace { device, blocks: bytes / u64::from(of.geometry().block_bytes) }
     }
 
     /// The block of the device.
@@ -72,6 +78,16 @@ pub(super) struct OpenMember<E> {
     pub engine: E,
     pub place: MemberPlace,
     pub device: Rc<dyn Device>,
+    /// The device with the superblocks of the span and the swap region.
+    pub whole: Rc<dyn Device>,
+    /// `None` without a swap region, or if it could not be opened.
+    pub swap: Option<OpenRegion>,
+}
+
+/// A handle on the swap region of a device.
+pub(super) struct OpenRegion {
+    pub engine: LogEngine,
+    pub place: MemberPlace,
 }
 
 /// One core's handle on the volume of a device that was opened.

@@ -13,12 +13,15 @@ use super::devices::replacements_of;
 use super::engine::SpannedEngine;
 use super::partition_map::SPAN_DEVICES_MAX;
 use super::superblock::SpanSuperblock;
-use super::volume::{Member, SpannedVolume, member_config, member_device, member_open_config};
+use super::swap_recovery::recover_swaps;
+use super::swap_region::{open_region, swap_device};
+use super::swapped_keys::SwapNotes;
+use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::DeviceOfVolume;
 use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
 use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
-use octokv_base::BufferPool;
+use octokv_base::{BufferPool, Key, RingPosition};
 use octokv_device::Device;
 use std::rc::Rc;
 
@@ -90,6 +93,10 @@ impl<V: Volume> SpannedVolume<V> {
             return Err(OpenError::SpanHash);
         }
         let (known, device, index) = (self.superblock(), &devices[given], self.index_of(given));
+        let _turn = match self.swaps() {
+            Some(swaps) => Some(swaps.superblocks.exclude().await),
+            None => None,
+        };
         let is_there = adopts && self.is_replaced_by(devices, given).await;
         // More is known of a replacement that did not come to its end.
         let (told, mut replacements) = self.told(devices, given).await;
@@ -100,10 +107,15 @@ impl<V: Volume> SpannedVolume<V> {
         let format = member_config(format, &known, index, replacements[index]);
         if !is_there {
             erase_superblocks(&**device).await?;
-            V::format(&[member_device(device)], &format).await?;
+            format_member::<V>(device, &format).await?;
         }
         let config = member_open_config(config, devices.len());
-        let volume = V::open(&[member_device(device)], pool, config, &format).await?;
+        let swap_bytes = known.swap_bytes;
+        let volume = V::open(&[member_device(device, swap_bytes)], pool, config.clone(), &format).await?;
+        let region = match swap_bytes {
+            0 => None,
+            _ => Some(open_region(&swap_device(device, swap_bytes), pool, &config, &format).await?),
+        };
         let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
         if limits(volume.info()) != limits(self.info()) {
             return Err(OpenError::OtherFormat);
@@ -115,17 +127,35 @@ impl<V: Volume> SpannedVolume<V> {
             }
             for (other, superblock) in &told {
                 let generation = superblock.generation + 1;
-                let counted = SpanSuperblock { replacements, generation, ..*superblock };
+                // What its region had is given up, too.
+                let swaps = superblock.swaps.without(index);
+                let counted = SpanSuperblock { replacements, generation, swaps, ..*superblock };
                 if !bug_injection::is_injected(InjectedBug::SpanForgetReplacement) {
                     write_superblock(&*devices[*other], &counted).await?;
                 }
             }
             let place = DeviceOfVolume { index: index as u16, ..known.device };
-            let superblock = SpanSuperblock { device: place, generation: 0, replacements, ..known };
+            let swaps = self.notes_of_replaced(index);
+            let superblock = SpanSuperblock { device: place, generation: 0, replacements, swaps, ..known };
             write_superblock(&**device, &superblock).await?;
         }
-        self.set_member(index, Member::new(given, replacements[index], Ok(volume)));
+        if let Some(swaps) = self.swaps() {
+            swaps.forget_guest(index);
+            swaps.set_notes(index, self.notes_of_replaced(index));
+        }
+        let swap = self
+            .swaps()
+            .zip(region)
+            .and_then(|(swaps, region)| recover_swaps(swaps, &known, index, Ok(region)));
+        self.set_member(index, Member::new(given, replacements[index], Ok(volume), swap));
         Ok(())
+    }
+
+    /// The notes of a device without keys: of those that it had the regions of others still have some.
+    fn notes_of_replaced(&self, index: usize) -> SwapNotes {
+        let SpanSuperblock { map, hash_seed, .. } = self.superblock();
+        let partition_of = |key: &Key| map.partition_of(RingPosition::of(key, hash_seed));
+        self.swaps().map(|swaps| swaps.notes_of_keys(index, partition_of)).unwrap_or_default()
     }
 
     /// Gives a core's handle the volume on the device `given`, which was replaced. `device` is the core's view of the new one.

@@ -4,10 +4,14 @@
 //!    16 volume u64 (the same on all devices)    136 device u16, devices u16
 //!    24 engine of the volumes on the devices u16    32 hash seed u64    144 device of each partition [u8; 256]
 //!   400 replacements of each device [u8; 64]
+//!   464 partitions with swapped keys, a bit each [u8; 32]    496 devices with them, a bit each u64    504 swap region, units of 64 KiB u32
 //! ```
-//! Version 2 has replacements, version 1 none: what does not know them would serve a device that was replaced. Tested below.
+//! Version 2 has replacements: what does not know them would serve a device that was replaced. Version 3 has a swap region: what does not know it
+//! would serve older values of swapped keys. Tested below.
 
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::swap_region::SWAP_UNIT_BYTES;
+use super::swapped_keys::SwapNotes;
 use crate::EngineKind;
 use crate::common::superblock::{
     DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,
@@ -15,7 +19,7 @@ use crate::common::superblock::{
 };
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
-use zerocopy::byteorder::little_endian::{U16, U64};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What a device of a spanned volume says of the volume.
@@ -35,10 +39,16 @@ pub struct SpanSuperblock {
     pub map: PartitionMap,
     /// How often the device of each index was replaced by one without its keys, as far as this device was told.
     pub replacements: [u8; SPAN_DEVICES_MAX],
+    /// The bytes of the swap region of each device; 0 for none.
+    pub swap_bytes: u64,
+    /// Where keys of this device may have newer values.
+    pub swaps: SwapNotes,
 }
 
 /// The version with replacements.
 const VERSION_REPLACED: u16 = 2;
+/// The version with swap regions.
+const VERSION_SWAPS: u16 = 3;
 
 /// The fields of the span, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -55,20 +65,28 @@ struct SpanLayout {
     zero_at_last: [u8; 4],
     map: [u8; SPAN_PARTITIONS],
     replacements: [u8; SPAN_DEVICES_MAX],
-    rest: [u8; 48],
+    swap_partitions: [u8; SPAN_PARTITIONS / 8],
+    swap_guests: U64,
+    swap_units: U32,
+    rest: [u8; 4],
 }
 const _: () = assert!(size_of::<SpanLayout>() == SUPERBLOCK_BYTES);
 const _: () = assert!(offset_of!(SpanLayout, generation) == 64);
 const _: () = assert!(offset_of!(SpanLayout, device) == 136);
 const _: () = assert!(offset_of!(SpanLayout, replacements) == 400);
+const _: () = assert!(offset_of!(SpanLayout, swap_partitions) == 464);
 
 impl Superblock for SpanSuperblock {
     const ENGINE: EngineNumber = EngineNumber::SPAN;
-    const VERSIONS: RangeInclusive<u16> = 1..=VERSION_REPLACED;
+    const VERSIONS: RangeInclusive<u16> = 1..=VERSION_SWAPS;
 
     fn header(&self) -> SuperblockHeader {
         let SpanSuperblock { volume_id, device, generation, .. } = *self;
-        let version = if self.replacements.iter().any(|&count| count > 0) { VERSION_REPLACED } else { 1 };
+        let version = match self.replacements.iter().any(|&count| count > 0) {
+            _ if self.swap_bytes > 0 => VERSION_SWAPS,
+            true => VERSION_REPLACED,
+            false => 1,
+        };
         SuperblockHeader { version, engine: Self::ENGINE, volume_id, generation, device }
     }
 
@@ -78,6 +96,9 @@ impl Superblock for SpanSuperblock {
         layout.hash_seed = self.hash_seed.into();
         layout.map = *self.map.as_bytes();
         layout.replacements = self.replacements;
+        layout.swap_partitions = self.swaps.partitions;
+        layout.swap_guests = self.swaps.guests.into();
+        layout.swap_units = ((self.swap_bytes / SWAP_UNIT_BYTES) as u32).into();
     }
 
     fn decode_fields(
@@ -94,9 +115,21 @@ impl Superblock for SpanSuperblock {
         // One device alone would be a volume within itself.
         let map = PartitionMap::from_bytes(layout.map, device.count).filter(|_| device.count > 1);
         let map = map.ok_or(SuperblockError::Inconsistent)?;
-        // Version 1 has zeros there.
+        // Earlier versions have zeros there.
         let (hash_seed, replacements) = (layout.hash_seed.get(), layout.replacements);
-        Ok(SpanSuperblock { volume_id, device, generation, engine, hash_seed, map, replacements })
+        let swap_bytes = u64::from(layout.swap_units.get()) * SWAP_UNIT_BYTES;
+        let swaps = SwapNotes { partitions: layout.swap_partitions, guests: layout.swap_guests.get() };
+        Ok(SpanSuperblock {
+            volume_id,
+            device,
+            generation,
+            engine,
+            hash_seed,
+            map,
+            replacements,
+            swap_bytes,
+            swaps,
+        })
     }
 }
 
@@ -115,6 +148,8 @@ mod tests {
             hash_seed: 9,
             map: PartitionMap::spread(&[5, 6, 7]),
             replacements: [0; SPAN_DEVICES_MAX],
+            swap_bytes: 0,
+            swaps: SwapNotes::default(),
         }
     }
 
@@ -127,7 +162,12 @@ mod tests {
         let mut replaced = example();
         replaced.replacements[1] = 3;
         assert_eq!(UncheckedSuperblock(&replaced.encode()).check(), Ok(replaced));
-        assert_eq!((example().header().version, replaced.header().version), (1, 2));
+        let mut swaps = SwapNotes::default();
+        swaps.add(255, 63);
+        let swapped = SpanSuperblock { swap_bytes: 5 << 20, swaps, ..replaced };
+        assert_eq!(UncheckedSuperblock(&swapped.encode()).check(), Ok(swapped));
+        let version = |superblock: SpanSuperblock| superblock.header().version;
+        assert_eq!((version(example()), version(replaced), version(swapped)), (1, 2, 3));
     }
 
     #[test]
@@ -143,7 +183,7 @@ mod tests {
         let field = SuperblockField::EngineOfDevices;
         assert_eq!(changed(24, 4), Err(SuperblockError::UnknownValue { field, value: 4 }));
         assert_eq!(changed(144, 3), Err(SuperblockError::Inconsistent));
-        assert_eq!(changed(12, 3), Err(SuperblockError::Version { found: 3, known: 2 }));
+        assert_eq!(changed(12, 4), Err(SuperblockError::Version { found: 4, known: 3 }));
         let alone =
             SpanSuperblock { device: DeviceOfVolume::ONLY, map: PartitionMap::spread(&[1]), ..example() };
         let checked = UncheckedSuperblock(&alone.encode()).check::<SpanSuperblock>();

@@ -10,9 +10,14 @@
 use super::devices::{places_of, read_superblocks, replacements_of, tell_replacements};
 use super::engine::{SpanShared, SpannedEngine, sum_of};
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
-use super::places::{MemberObserver, MemberPlace, OpenMember, SpannedMember};
+use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
 use super::superblock::SpanSuperblock;
+use super::swap_recovery::{recover_notes, recover_swaps};
+use super::swap_region::{
+    SwapVolume, check_swaps, keys_range, open_region, swap_device, swap_format, swap_place,
+};
+use super::swapped_keys::{SwapNotes, SwappedKeys};
 use super::traffic::TrafficCounters;
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
@@ -56,18 +61,26 @@ pub(super) struct Member<V> {
     pub traffic: Arc<TrafficCounters>,
     /// Why it is absent, if it is.
     pub volume: Result<V, OpenError>,
+    /// `None` without a swap region, or if it could not be opened.
+    pub swap: Option<SwapVolume>,
 }
 
 impl<V> Member<V> {
     /// A member that serves unless it is absent.
-    pub fn new(given: usize, replacements: u8, volume: Result<V, OpenError>) -> Member<V> {
-        Member { given, replacements, is_retired: Arc::default(), traffic: Arc::default(), volume }
+    pub fn new(
+        given: usize,
+        replacements: u8,
+        volume: Result<V, OpenError>,
+        swap: Option<SwapVolume>,
+    ) -> Member<V> {
+        Member { given, replacements, is_retired: Arc::default(), traffic: Arc::default(), volume, swap }
     }
 }
 
-/// The part of a device behind the superblocks of the span.
-pub(super) fn member_device(device: &Rc<dyn Device>) -> Rc<dyn Device> {
-    Rc::new(DeviceWindow::behind(Rc::clone(device), SUPERBLOCK_AREA_BYTES))
+/// The part of a device behind the superblocks of the span and before its swap region.
+pub(super) fn member_device(device: &Rc<dyn Device>, swap_bytes: u64) -> Rc<dyn Device> {
+    let range = keys_range(device.geometry().bytes(), swap_bytes);
+    Rc::new(DeviceWindow::part(Rc::clone(device), range))
 }
 
 /// The part of each of several devices in a limit of all; none stays none.
@@ -76,6 +89,22 @@ fn part_of(of_all: u64, devices: usize) -> u64 {
         u64::MAX => u64::MAX,
         of_all => of_all / devices as u64,
     }
+}
+
+/// Formats the volume of a device, and its swap region.
+///
+/// # Errors
+/// As for [`Volume::format`].
+pub(super) async fn format_member<V: Volume>(
+    device: &Rc<dyn Device>,
+    config: &FormatConfig,
+) -> Result<(), OpenError> {
+    V::format(&[member_device(device, config.swap_bytes)], config).await?;
+    if config.swap_bytes > 0 {
+        let region = swap_device(device, config.swap_bytes);
+        <SwapVolume as Volume>::format(&[region], &swap_format(config)).await?;
+    }
+    Ok(())
 }
 
 /// The configuration of the volume on one device of several, which was replaced so often: a new one has another identifier than those that were lost.
@@ -87,7 +116,7 @@ pub(super) fn member_config(
 ) -> FormatConfig {
     let mut random = Prng::new(superblock.volume_id.wrapping_add(replacements.into()));
     let seed = (0..=index).fold(0, |_, _| random.next_u64());
-    FormatConfig { seed, hash_seed: Some(superblock.hash_seed), ..*config }
+    FormatConfig { seed, hash_seed: Some(superblock.hash_seed), swap_bytes: superblock.swap_bytes, ..*config }
 }
 
 /// The part of one of so many devices in the settings of a volume.
@@ -105,6 +134,7 @@ fn superblocks(device_bytes: &[u64], config: &FormatConfig) -> impl Iterator<Ite
     let mut random = Prng::new(config.seed);
     let (volume_id, hash_seed) = (random.next_u64(), config.hash_seed.unwrap_or(random.next_u64()));
     let (engine, map, count) = (config.engine, PartitionMap::spread(device_bytes), device_bytes.len() as u16);
+    let swap_bytes = config.swap_bytes;
     (0..count).map(move |index| SpanSuperblock {
         volume_id,
         device: DeviceOfVolume { index, count },
@@ -113,6 +143,8 @@ fn superblocks(device_bytes: &[u64], config: &FormatConfig) -> impl Iterator<Ite
         hash_seed,
         map,
         replacements: [0; SPAN_DEVICES_MAX],
+        swap_bytes,
+        swaps: SwapNotes::default(),
     })
 }
 
@@ -126,6 +158,16 @@ impl<V: Volume> SpannedVolume<V> {
     pub fn place_of(&self, key: &Key) -> usize {
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
         self.0.members.lock()[map.device_of(RingPosition::of(key, hash_seed))].given
+    }
+
+    /// The swap regions that were opened.
+    fn regions(&self) -> impl Iterator<Item = SwapVolume> {
+        self.all_members().into_iter().filter_map(|member| member.swap)
+    }
+
+    /// The swapping of a volume with swap regions.
+    pub(super) fn swaps(&self) -> Option<&SwappedKeys> {
+        self.0.shared.swaps.as_deref()
     }
 
     pub(super) fn all_members(&self) -> Vec<Member<V>> {
@@ -155,9 +197,18 @@ impl<V: Volume> SpannedVolume<V> {
         (core, device, pool): (usize, &Rc<dyn Device>, &BufferPool),
     ) -> SpannedMember<V::Engine> {
         let volume = member.volume.as_ref().ok().map(|volume| {
-            let device = member_device(device);
+            let (whole, swap_bytes) = (Rc::clone(device), self.0.superblock.swap_bytes);
+            let swap = member.swap.as_ref().map(|volume| {
+                let device = swap_device(&whole, swap_bytes);
+                OpenRegion {
+                    engine: volume.engine(core, &[device], pool.clone()),
+                    place: swap_place(index, &*whole, swap_bytes),
+                }
+            });
+            let device = member_device(&whole, swap_bytes);
             let place = MemberPlace::new(index as u16, &*device);
-            OpenMember { engine: volume.engine(core, &[Rc::clone(&device)], pool.clone()), place, device }
+            let engine = volume.engine(core, &[Rc::clone(&device)], pool.clone());
+            OpenMember { engine, place, device, whole, swap }
         });
         let (is_retired, traffic) = (Arc::clone(&member.is_retired), Arc::clone(&member.traffic));
         SpannedMember { volume, replacements: member.replacements, is_retired, traffic }
@@ -177,10 +228,12 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         if config.hash != HashKind::Xxh3 {
             return Err(OpenError::SpanHash);
         }
+        check_swaps(config)?;
         for device in devices {
-            let have_bytes = device.geometry().bytes();
-            if have_bytes <= SUPERBLOCK_AREA_BYTES {
-                return Err(OpenError::TooSmall { have_bytes, need_bytes: SUPERBLOCK_AREA_BYTES + 1 });
+            let (have_bytes, need_bytes) =
+                (device.geometry().bytes(), SUPERBLOCK_AREA_BYTES + config.swap_bytes + 1);
+            if have_bytes < need_bytes {
+                return Err(OpenError::TooSmall { have_bytes, need_bytes });
             }
         }
         for device in devices {
@@ -190,7 +243,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let superblocks: Vec<_> = superblocks(&bytes, config).collect();
         for (device, superblock) in devices.iter().zip(&superblocks) {
             let member = member_config(config, superblock, superblock.device.index.into(), 0);
-            V::format(&[member_device(device)], &member).await?;
+            format_member::<V>(device, &member).await?;
         }
         for (device, superblock) in devices.iter().zip(&superblocks) {
             write_superblock(&**device, superblock).await?;
@@ -217,25 +270,46 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         }
         tell_replacements(devices, &read).await;
         let of_member = member_open_config(&config, devices.len());
+        let swap_bytes = superblock.swap_bytes;
+        let swaps = (swap_bytes > 0).then(|| SwappedKeys::new(devices.len(), config.swap_gap));
         let mut members = Vec::with_capacity(devices.len());
-        for (index, given) in places_of(&read).into_iter().enumerate() {
+        let places = places_of(&read);
+        for (index, &given) in places.iter().enumerate() {
+            let (device, mut swap) = (&devices[given], None);
             let volume = match read[given] {
                 Ok(_) => {
                     let format = member_config(format, &superblock, index, replacements[index]);
-                    let place = MemberPlace::new(index as u16, &*devices[given]);
-                    let opened =
-                        V::open(&[member_device(&devices[given])], pool, of_member.clone(), &format).await;
+                    let place = MemberPlace::new(index as u16, &**device);
+                    let member = member_device(device, swap_bytes);
+                    let opened = V::open(&[member], pool, of_member.clone(), &format).await;
+                    if let Some(swaps) = &swaps
+                        && opened.is_ok()
+                    {
+                        let region = swap_device(device, swap_bytes);
+                        let opened = open_region(&region, pool, &of_member, &format).await;
+                        swap = recover_swaps(swaps, &superblock, index, opened);
+                    }
                     opened.map_err(|error| place.open_error(error))
                 }
                 Err(error) => Err(error),
             };
-            members.push(Member::new(given, replacements[index], volume));
+            members.push(Member::new(given, replacements[index], volume, swap));
+        }
+        if let Some(swaps) = &swaps {
+            for (home, &given) in places.iter().enumerate() {
+                if let Ok(of_home) = &read[given] {
+                    let is_open =
+                        |guest: usize| members.get(guest).is_some_and(|member| member.swap.is_some());
+                    recover_notes(swaps, &devices[given], (home, of_home), is_open).await;
+                }
+            }
         }
         let Some(info) = members.iter().find_map(|member| member.volume.as_ref().ok().map(V::info)) else {
             return Err(members.into_iter().find_map(|member| member.volume.err()).expect("all are absent"));
         };
         let (members, cores) = (Mutex::new(members), config.cores);
-        let shared = SpanShared { cores, gate: Arc::default(), page_budget: Arc::default() };
+        let swaps = swaps.map(Arc::new);
+        let shared = SpanShared { cores, gate: Arc::default(), page_budget: Arc::default(), swaps };
         Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared })))
     }
 
@@ -251,8 +325,10 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         for (given, device) in places_of(&read).into_iter().zip(0..) {
             read[given].map_err(failed)?;
             let place = MemberPlace::new(device, &*devices[given]);
-            let mut observer = MemberObserver { place, observer: &mut *observer };
-            let verified = V::verify(&[member_device(&devices[given])], pool, &mut observer).await;
+            let swap_bytes = read[given].map_or(0, |superblock| superblock.swap_bytes);
+            let mut of_member = MemberObserver { place, observer: &mut *observer };
+            let verified =
+                V::verify(&[member_device(&devices[given], swap_bytes)], pool, &mut of_member).await;
             let of_device = verified
                 .map_err(|failure| VerifyFailure { reason: place.open_error(failure.reason), ..failure })?;
             let placed = |problem: RecordProblem| RecordProblem {
@@ -262,6 +338,24 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             };
             let problems = of_device.problems.into_iter().map(placed).collect();
             report.add(VerifyReport { problems, ..of_device });
+            if swap_bytes > 0 {
+                let place = swap_place(device.into(), &*devices[given], swap_bytes);
+                let region = swap_device(&devices[given], swap_bytes);
+                let mut of_region = MemberObserver { place, observer: &mut *observer };
+                let verified = <SwapVolume as Volume>::verify(&[region], pool, &mut of_region).await;
+                let of_region = verified.map_err(|failure| VerifyFailure {
+                    reason: place.open_error(failure.reason),
+                    ..failure
+                })?;
+                let placed = |problem: RecordProblem| RecordProblem {
+                    device: Some(device),
+                    lba: place.lba(problem.lba),
+                    ..problem
+                };
+                let problems = of_region.problems.into_iter().map(placed).collect();
+                // Its keys are those of other devices, which have older values of them.
+                report.add(VerifyReport { problems, keys: 0, ..of_region });
+            }
         }
         Ok(report)
     }
@@ -270,8 +364,8 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let read = read_superblocks(devices).await?;
         let mut versions = None;
         for given in places_of(&read) {
-            read[given]?;
-            let of_device = V::upgrade(&[member_device(&devices[given])], pool).await?;
+            let swap_bytes = read[given]?.swap_bytes;
+            let of_device = V::upgrade(&[member_device(&devices[given], swap_bytes)], pool).await?;
             let before =
                 versions.map_or(of_device.before, |all: FormatVersions| all.before.min(of_device.before));
             versions = Some(FormatVersions { before, ..of_device });
@@ -292,7 +386,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let members = of_volume.iter().enumerate().map(member).collect();
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
         let order = if self.0.info.has_iterators { ListOrder::Keys } else { ListOrder::Ring(hash_seed) };
-        SpannedEngine::new(members, (map, hash_seed, order), self.0.shared.clone())
+        SpannedEngine::new(members, (map, hash_seed, order), (core, self.0.shared.clone()))
     }
 
     fn info(&self) -> VolumeInfo {
@@ -312,7 +406,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     }
 
     fn is_idle(&self) -> bool {
-        self.members().all(|volume| volume.is_idle())
+        self.members().all(|volume| volume.is_idle()) && self.regions().all(|region| region.is_idle())
     }
 
     /// A device whose writes failed leaves the others as they are.
@@ -327,6 +421,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             is_read_only: member.volume.as_ref().is_ok_and(V::is_read_only),
             statistics: member.volume.as_ref().map(V::statistics).unwrap_or_default(),
             traffic: member.traffic.get(),
+            swaps: self.0.shared.swaps.as_ref().map(|swaps| swaps.report(index)).unwrap_or_default(),
         };
         let members = self.all_members();
         let mut reports: Vec<_> = members.iter().enumerate().map(report).collect();

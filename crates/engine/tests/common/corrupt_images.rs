@@ -52,6 +52,7 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);

@@ -56,6 +56,7 @@ fn open_config() -> OpenConfig {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(|| UnixTime(1_000_000)),
     }
 }

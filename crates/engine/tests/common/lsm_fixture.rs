@@ -58,6 +58,7 @@ impl LsmFixture {
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: self.clock.clone(),
         }
     }

@@ -58,6 +58,7 @@ impl HashFixture {
             prepare_bytes: self.prepare_bytes,
             compact_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
             clock: self.clock.clone(),
         }
     }

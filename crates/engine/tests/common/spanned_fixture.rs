@@ -23,6 +23,7 @@ pub struct SpannedFixture {
     pub cache_bytes: u64,
     pub clock: WallClock,
     pub cores: usize,
+    pub swap_gap: u32,
 }
 
 impl SpannedFixture {
@@ -37,7 +38,21 @@ impl SpannedFixture {
             ..FormatConfig::default()
         };
         let clock = WallClock::default();
-        SpannedFixture { format, durability: Durability::PowerSafe, cache_bytes: 0, clock, cores: 4 }
+        SpannedFixture {
+            format,
+            durability: Durability::PowerSafe,
+            cache_bytes: 0,
+            clock,
+            cores: 4,
+            swap_gap: OpenConfig::SWAP_GAP,
+        }
+    }
+
+    /// One with swap regions, whose puts are all swapped that can be.
+    pub fn swapping(engine: EngineKind) -> SpannedFixture {
+        let mut fixture = SpannedFixture { swap_gap: 0, ..SpannedFixture::new(engine) };
+        fixture.format.swap_bytes = 5 << 20;
+        fixture
     }
 
     pub fn open_config(&self) -> OpenConfig {
@@ -48,6 +63,7 @@ impl SpannedFixture {
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
             tree: OpenConfig::TREE,
+            swap_gap: self.swap_gap,
             clock: self.clock.clone(),
         }
     }

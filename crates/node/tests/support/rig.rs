@@ -554,6 +554,7 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
         prepare_bytes: 0,
         compact_bytes_per_second: 0,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")

@@ -72,6 +72,7 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         prepare_bytes: node.prepare_bytes,
         compact_bytes_per_second: default_compact_bytes_per_second(engine),
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
     };
     let volume = LocalVolumeConfig {

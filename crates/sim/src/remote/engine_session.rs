@@ -199,6 +199,7 @@ impl EngineSession {
                     prepare_bytes: 0,
                     compact_bytes_per_second,
                     tree: OpenConfig::TREE,
+                    swap_gap: OpenConfig::SWAP_GAP,
                     clock: WallClock::default(),
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;

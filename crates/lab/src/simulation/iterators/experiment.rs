@@ -176,6 +176,7 @@ fn open_config() -> OpenConfig {
         prepare_bytes: 0,
         compact_bytes_per_second: u64::MAX,
         tree: OpenConfig::TREE,
+        swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
     }
 }

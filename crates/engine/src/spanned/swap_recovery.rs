@@ -1,0 +1,61 @@
+//! Swapped keys as an opening finds them: by the records of the regions, and the notes of superblocks where a region is missing.
+//!
+//! In: the regions that were opened, with their keys; the superblock of each device. Out: the keys that are swapped, and the partitions whose keys
+//! may be in a region that is not there. Invariant: a key is served only if no region can have a newer value of it. Tested in `tests/spanned_swap.rs`.
+
+use super::superblock::SpanSuperblock;
+use super::swap_notes;
+use super::swap_region::{OpenedRegion, SwapVolume};
+use super::swapped_keys::{SwapNotes, SwappedKey, SwappedKeys};
+use crate::OpenError;
+use crate::bug_injection::{self, InjectedBug};
+use octokv_base::RingPosition;
+use octokv_device::Device;
+use std::rc::Rc;
+
+/// Takes the keys of the region of a device, if it could be opened.
+pub(super) fn recover_swaps(
+    swaps: &SwappedKeys,
+    superblock: &SpanSuperblock,
+    guest: usize,
+    opened: Result<OpenedRegion, OpenError>,
+) -> Option<SwapVolume> {
+    let (volume, listed) = opened.ok()?;
+    for (key, versions) in listed {
+        if bug_injection::is_injected(InjectedBug::SwapForgetRegion) {
+            break;
+        }
+        let position = RingPosition::of(&key, superblock.hash_seed);
+        match versions {
+            Some(versions) => {
+                let swapped = SwappedKey { guest: guest as u8, versions };
+                swaps.insert(superblock.map.device_of(position), key, swapped);
+            }
+            // It is not known to be older than what home has.
+            None => swaps.add_unknown(superblock.map.partition_of(position), guest),
+        }
+    }
+    Some(volume)
+}
+
+/// Takes the notes of the superblock of a home device, and clears them if no region has keys of it.
+pub(super) async fn recover_notes(
+    swaps: &SwappedKeys,
+    device: &Rc<dyn Device>,
+    (home, superblock): (usize, &SpanSuperblock),
+    is_open: impl Fn(usize) -> bool,
+) {
+    let mut notes = superblock.swaps;
+    for guest in (0..superblock.device.count.into()).filter(|&guest| notes.guests >> guest & 1 != 0) {
+        if !is_open(guest) {
+            for partition in (0..superblock.map.as_bytes().len()).filter(|&at| notes.has(at, guest)) {
+                swaps.add_unknown(partition, guest);
+            }
+        }
+    }
+    let is_empty = swaps.next(home, None).is_none() && !swaps.has_unknown();
+    if is_empty && swap_notes::write(device, SwapNotes::default()).await.is_ok() {
+        notes = SwapNotes::default();
+    }
+    swaps.set_notes(home, notes);
+}

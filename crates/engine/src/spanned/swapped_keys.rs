@@ -1,0 +1,311 @@
+//! Which keys have their newest values in the swap regions of other devices, and what decides that.
+//!
+//! ```text
+//!   put without condition or expiry ─▶ home device has many more commands in flight than another ─▶ swapped: stored in the region of that one
+//!   home device nearly idle         ─▶ merged back: stored at home, then removed from the region
+//! ```
+//! In: the commands in flight of each device, and swaps as they happen. Out: the device that holds a key's newest value. Shared by the handles of all cores.
+//! Invariants: a key that may have a record in a region is here before the record is written, and until its removal is durable; the superblock of
+//! its home says so before, by the key's partition and the region's device.
+//!
+//! Locks of keys: writes of a key at its home, and those of a swapped key in its region, share the lock; a key is swapped and merged under an exclusive one,
+//! as what decides on versions needs. Tested below and in `tests/spanned_swap.rs`.
+
+use super::partition_map::{SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::swap_region::SwappedVersions;
+use crate::SwapReport;
+use crate::common::shared_lock::{SharedLock, SharedLockGuard};
+use octokv_base::{Key, RingPosition};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+
+/// The locks of keys: several keys share one.
+const LOCKS: usize = 1 << 12;
+/// The most swapped keys of a home device: 100 bytes of memory each, and what an opening reads.
+pub(super) const SWAPPED_KEYS_MAX: usize = 1 << 16;
+
+/// A key whose newest value may be in a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SwappedKey {
+    /// The device of the region.
+    pub guest: u8,
+    pub versions: SwappedVersions,
+}
+
+/// The partitions of a home device that have swapped keys, and the devices of the regions, as its superblock has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwapNotes {
+    /// A bit for each partition.
+    pub partitions: [u8; SPAN_PARTITIONS / 8],
+    /// A bit for each device.
+    pub guests: u64,
+}
+
+/// The swapping of one home device.
+#[derive(Default)]
+struct HomeDevice {
+    /// The commands in flight: active or waiting.
+    in_flight: AtomicU32,
+    keys: Mutex<BTreeMap<Key, SwappedKey>>,
+    swapped: AtomicU64,
+    merged: AtomicU64,
+}
+
+/// See the module header.
+pub(super) struct SwappedKeys {
+    homes: Vec<HomeDevice>,
+    /// Those of all devices.
+    count: AtomicUsize,
+    locks: Box<[SharedLock]>,
+    notes: Mutex<Vec<SwapNotes>>,
+    /// Taken to write a superblock.
+    pub superblocks: SharedLock,
+    /// By partition the devices whose regions may have keys of it, and were not opened.
+    unknown: Mutex<Box<[u64; SPAN_PARTITIONS]>>,
+    has_unknown: AtomicBool,
+    /// Woken when a key is swapped.
+    mergers: Mutex<Vec<Waker>>,
+    /// Whether a caller dropped an operation while it wrote a superblock.
+    is_note_dropped: AtomicBool,
+    /// How many more commands in flight than another a device has before its puts are swapped.
+    gap: u32,
+}
+
+/// Counts a command of a device until it is dropped.
+pub(super) struct CommandInFlight<'a>(&'a AtomicU32);
+
+impl Drop for CommandInFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A write of a superblock, which its caller may drop.
+pub(super) struct SwapNoteInFlight<'a>(&'a AtomicBool);
+
+impl SwapNoteInFlight<'_> {
+    /// The write has ended.
+    pub fn end(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for SwapNoteInFlight<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl SwapNotes {
+    /// Whether a key of the partition may be in the region of `guest`.
+    pub fn has(&self, partition: usize, guest: usize) -> bool {
+        self.has_partition(partition) && self.guests >> guest & 1 != 0
+    }
+
+    fn has_partition(&self, partition: usize) -> bool {
+        self.partitions[partition / 8] >> (partition % 8) & 1 != 0
+    }
+
+    /// Those without the region of a device.
+    pub fn without(mut self, guest: usize) -> SwapNotes {
+        self.guests &= !(1 << guest);
+        self
+    }
+
+    /// Adds a partition and a device.
+    pub fn add(&mut self, partition: usize, guest: usize) {
+        self.partitions[partition / 8] |= 1 << (partition % 8);
+        self.guests |= 1 << guest;
+    }
+}
+
+impl SwappedKeys {
+    /// No swapped keys on so many devices.
+    pub fn new(devices: usize, gap: u32) -> SwappedKeys {
+        SwappedKeys {
+            homes: (0..devices).map(|_| HomeDevice::default()).collect(),
+            count: AtomicUsize::new(0),
+            locks: (0..LOCKS).map(|_| SharedLock::default()).collect(),
+            notes: Mutex::new(vec![SwapNotes::default(); devices]),
+            superblocks: SharedLock::default(),
+            unknown: Mutex::new(Box::new([0; SPAN_PARTITIONS])),
+            has_unknown: AtomicBool::new(false),
+            mergers: Mutex::default(),
+            is_note_dropped: AtomicBool::new(false),
+            gap,
+        }
+    }
+
+    fn lock_of(&self, position: RingPosition) -> &SharedLock {
+        // The highest bits: the lowest are the partition.
+        &self.locks[(position.0 >> 64) as usize % LOCKS]
+    }
+
+    /// The lock of a key for a write that others of the key may run beside.
+    pub async fn share(&self, position: RingPosition) -> SharedLockGuard<'_> {
+        self.lock_of(position).share().await
+    }
+
+    /// The lock of a key for what changes where its newest value is.
+    pub async fn exclude(&self, position: RingPosition) -> SharedLockGuard<'_> {
+        self.lock_of(position).exclude().await
+    }
+
+    /// Counts a command of a device.
+    pub fn begin(&self, device: usize) -> CommandInFlight<'_> {
+        let in_flight = &self.homes[device].in_flight;
+        in_flight.fetch_add(1, Ordering::Relaxed);
+        CommandInFlight(in_flight)
+    }
+
+    fn in_flight(&self, device: usize) -> u32 {
+        self.homes[device].in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Of these devices the one whose region is to have a put of a key of `home`: that with the fewest commands in flight, if `home` has so many more. `None`
+    /// if the put belongs at home.
+    pub fn guest_for(&self, home: usize, devices: impl Iterator<Item = usize>) -> Option<usize> {
+        let guest = devices.filter(|&device| device != home).min_by_key(|&device| self.in_flight(device))?;
+        let is_overloaded = self.in_flight(home) >= self.in_flight(guest).saturating_add(self.gap);
+        (is_overloaded && self.homes[home].keys.lock().len() < SWAPPED_KEYS_MAX).then_some(guest)
+    }
+
+    /// Whether a device has so few commands in flight that its keys are merged back.
+    pub fn is_idle(&self, home: usize) -> bool {
+        self.in_flight(home) <= self.gap / 8
+    }
+
+    /// Whether puts of a swapped key go on to its region.
+    pub fn stays_swapped(&self, home: usize) -> bool {
+        // The put itself is one of the commands.
+        self.in_flight(home) > self.gap / 8 + u32::from(self.gap > 0)
+    }
+
+    /// Where the newest value of a key may be, if not at its home.
+    pub fn get(&self, home: usize, key: &Key) -> Option<SwappedKey> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.homes[home].keys.lock().get(key).copied()
+    }
+
+    /// Sets that. REQUIRES: the exclusive lock of the key, unless no handle serves yet.
+    pub fn insert(&self, home: usize, key: Key, swapped: SwappedKey) {
+        let is_new = self.homes[home].keys.lock().insert(key, swapped).is_none();
+        if is_new && self.count.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.mergers.lock().drain(..).for_each(Waker::wake);
+        }
+    }
+
+    /// The newest value of a key is at its home. REQUIRES: the exclusive lock of the key.
+    pub fn remove(&self, home: usize, key: &Key) {
+        if self.homes[home].keys.lock().remove(key).is_some() {
+            self.count.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// The keys whose newest values were in the region of a device that was replaced are at home.
+    pub fn forget_guest(&self, guest: usize) {
+        for home in &self.homes {
+            let mut keys = home.keys.lock();
+            let before = keys.len();
+            keys.retain(|_, swapped| usize::from(swapped.guest) != guest);
+            self.count.fetch_sub(before - keys.len(), Ordering::AcqRel);
+        }
+        self.notes.lock().iter_mut().for_each(|notes| notes.guests &= !(1 << guest));
+        let mut unknown = self.unknown.lock();
+        unknown.iter_mut().for_each(|guests| *guests &= !(1 << guest));
+        self.has_unknown.store(unknown.iter().any(|&guests| guests != 0), Ordering::Release);
+    }
+
+    /// The first swapped key of a home device behind another.
+    pub fn next(&self, home: usize, behind: Option<&Key>) -> Option<Key> {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        self.homes[home].keys.lock().range((from, Bound::Unbounded)).next().map(|(key, _)| key.clone())
+    }
+
+    /// Whether no key is swapped. If none is, the waker is woken when one is.
+    pub fn is_empty_or_wake(&self, waker: &Waker) -> bool {
+        let mut mergers = self.mergers.lock();
+        let is_empty = self.count.load(Ordering::Acquire) == 0;
+        if is_empty && !mergers.iter().any(|other| other.will_wake(waker)) {
+            mergers.push(waker.clone());
+        }
+        is_empty
+    }
+
+    /// The swapped keys of all devices.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    pub fn note_swapped(&self, home: usize) {
+        self.homes[home].swapped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn note_merged(&self, home: usize) {
+        self.homes[home].merged.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn report(&self, home: usize) -> SwapReport {
+        let of = &self.homes[home];
+        SwapReport {
+            keys: of.keys.lock().len(),
+            swapped: of.swapped.load(Ordering::Relaxed),
+            merged: of.merged.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether superblocks may be written: a write that its caller dropped may still arrive, and undo a later one.
+    pub fn may_note(&self) -> bool {
+        !self.is_note_dropped.load(Ordering::Acquire)
+    }
+
+    /// No superblock is written until the next opening, unless [`SwapNoteInFlight::end`] is called.
+    pub fn begin_note(&self) -> SwapNoteInFlight<'_> {
+        SwapNoteInFlight(&self.is_note_dropped)
+    }
+
+    /// What the superblock of a home device says.
+    pub fn notes(&self, home: usize) -> SwapNotes {
+        self.notes.lock()[home]
+    }
+
+    /// Sets what the superblock of a home device says.
+    pub fn set_notes(&self, home: usize, notes: SwapNotes) {
+        self.notes.lock()[home] = notes;
+    }
+
+    /// What a superblock of a home device has to say of its keys here.
+    pub fn notes_of_keys(&self, home: usize, partition_of: impl Fn(&Key) -> usize) -> SwapNotes {
+        let mut notes = SwapNotes::default();
+        for (key, swapped) in &*self.homes[home].keys.lock() {
+            notes.add(partition_of(key), swapped.guest.into());
+        }
+        notes
+    }
+
+    /// Keys of the partition may be in a region that was not opened.
+    pub fn add_unknown(&self, partition: usize, guest: usize) {
+        self.unknown.lock()[partition] |= 1 << guest;
+        self.has_unknown.store(true, Ordering::Release);
+    }
+
+    /// Whether a region was not opened that may have keys.
+    pub fn has_unknown(&self) -> bool {
+        self.has_unknown.load(Ordering::Acquire)
+    }
+
+    /// The device whose region may have a key of the partition, and was not opened.
+    pub fn unknown(&self, partition: usize) -> Option<usize> {
+        if !self.has_unknown() {
+            return None;
+        }
+        let guests = self.unknown.lock()[partition];
+        (guests != 0).then(|| guests.trailing_zeros() as usize)
+    }
+}
+const _: () = assert!(SPAN_DEVICES_MAX <= u64::BITS as usize);

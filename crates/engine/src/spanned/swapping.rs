@@ -1,0 +1,492 @@
+//! Operations on a volume with swap regions: puts of an overloaded device are stored in the region of another, and merged back.
+//!
+//! ```text
+//!   put, swapped     status at home (first time) ─▶ superblock of home notes partition and device (first time) ─▶ record in the region ─▶ acknowledged
+//!   get              swapped ─▶ region; otherwise home
+//!   merge            record read ─▶ stored at home ─▶ removed from the region ─▶ key is not swapped
+//!   delete           deleted at home ─▶ removed from the region ─▶ acknowledged
+//!   conditions, expiry, a region without space: merge, then at home
+//! ```
+//! In: operations on keys. Out: what the contract says of them, wherever the newest value is. Invariants: a record in a region is newer than what home has, until its removal is durable;
+//! keys that home does not have are not swapped, so that home lists them all. What a crash, or a caller that drops an operation, leaves in a region is
+//! of a write that was not acknowledged, or equal to what home has.
+//! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
+
+use super::engine::{SpannedEngine, absent};
+use super::places::PlacedMember;
+use super::swap_notes;
+use super::swap_region::{SwappedVersions, split_record, swap_read_range, swap_value};
+use super::swapped_keys::{SwappedKey, SwappedKeys};
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::write_rules::{KnownKey, decide_put};
+use crate::log::handle::LogEngine;
+use crate::{
+    DeleteOutcome, Engine, EngineError, KeyStatus, PutMode, PutOptions, PutOutcome, PutValue, StoredValue,
+    ValueRange,
+};
+use octokv_base::{Buffer, Key, Nanos, RecordLayout, RingPosition, UnixTime, Version};
+use octokv_runtime::ReactorHandle;
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// The time between two looks for idle home devices.
+const MERGE_PERIOD: Nanos = Nanos::from_millis(10);
+
+/// A key on a volume with regions.
+struct PlacedKey<'a> {
+    key: &'a Key,
+    position: RingPosition,
+    home: usize,
+}
+
+impl<E: Engine> SpannedEngine<E> {
+    fn placed_key<'a>(&self, key: &'a Key) -> PlacedKey<'a> {
+        let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed());
+        PlacedKey { key, position, home: self.map().device_of(position) }
+    }
+
+    /// The handle on a device with its region.
+    ///
+    /// # Errors
+    /// The device is absent, or its region could not be opened.
+    fn region(&self, guest: usize) -> Result<Region<E>, EngineError> {
+        let placed = self.member(guest)?;
+        match placed.open().swap {
+            Some(_) => Ok(Region { placed, guest }),
+            None => Err(absent(guest)),
+        }
+    }
+
+    /// # Errors
+    /// The key may be in a region that was not opened.
+    fn check_known(&self, swaps: &SwappedKeys, of: &PlacedKey<'_>) -> Result<(), EngineError> {
+        match swaps.unknown(self.map().partition_of(of.position)) {
+            Some(guest) => Err(absent(guest)),
+            None => Ok(()),
+        }
+    }
+
+    /// The device whose region is to have a put of a key at `home`.
+    fn guest_for(&self, swaps: &SwappedKeys, home: usize) -> Option<usize> {
+        swaps.guest_for(home, (0..self.devices()).filter(|&device| self.region(device).is_ok()))
+    }
+
+    /// An operation on the volume of a key's home.
+    async fn at_home<T>(
+        &self,
+        of: &PlacedKey<'_>,
+        operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        let placed = self.member(of.home)?;
+        operation(placed.engine()).await.map_err(|error| self.error_of(&placed, of.home, error))
+    }
+
+    /// [`Engine::put_with`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn put_swapping(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+        value: PutValue,
+        options: PutOptions,
+    ) -> Result<PutOutcome, EngineError> {
+        let of = self.placed_key(key);
+        self.check_known(swaps, &of)?;
+        let of_home = self.member(of.home)?;
+        let layout = of_home.engine().record_layout();
+        let command = swaps.begin(of.home);
+        let may_swap = options.mode == PutMode::Upsert
+            && options.expires_at == UnixTime::NEVER
+            && has_whole_value(&value, layout.value_offset(key.len()));
+        let put_home = async |value, options| {
+            self.at_home(&of, async |engine| engine.put_with(key, value, options).await).await
+        };
+        let shared = swaps.share(of.position).await;
+        match swaps.get(of.home, key) {
+            None if !may_swap || self.guest_for(swaps, of.home).is_none() => {
+                return put_home(value, options).await;
+            }
+            Some(swapped) if may_swap && options.version == Version::NONE && swaps.stays_swapped(of.home) => {
+                drop(command);
+                let region = self.region(swapped.guest.into())?;
+                let _command = swaps.begin(region.guest);
+                if region.put(self, &of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
+                    swaps.note_swapped(of.home);
+                    return Ok(PutOutcome::Stored);
+                }
+            }
+            None | Some(_) => drop(command),
+        }
+        drop(shared);
+        let _exclusive = swaps.exclude(of.position).await;
+        if may_swap && let Some(outcome) = self.swap(swaps, &of, (&value, layout), &options).await? {
+            return Ok(outcome);
+        }
+        let _command = swaps.begin(of.home);
+        if let Some(swapped) = swaps.get(of.home, key)
+            && !self.merge(swaps, &of, swapped).await?
+        {
+            return Ok(PutOutcome::Full);
+        }
+        put_home(value, options).await
+    }
+
+    /// Stores a value in a region, that of `value`'s key if it has one. `None` if it belongs at home. REQUIRES: the key's exclusive lock.
+    ///
+    /// # Errors
+    /// A device failed. The value may be stored.
+    async fn swap(
+        &self,
+        swaps: &SwappedKeys,
+        of: &PlacedKey<'_>,
+        value: (&PutValue, RecordLayout),
+        options: &PutOptions,
+    ) -> Result<Option<PutOutcome>, EngineError> {
+        let before = swaps.get(of.home, of.key);
+        let (guest, versions) = match before {
+            Some(swapped) if swaps.stays_swapped(of.home) => (usize::from(swapped.guest), swapped.versions),
+            Some(_) => return Ok(None),
+            None => {
+                let Some(guest) = self.guest_for(swaps, of.home) else { return Ok(None) };
+                let status = self.at_home(of, async |engine| engine.status(of.key).await).await?;
+                let Some(status) = status.filter(|status| status.expires_at == UnixTime::NEVER) else {
+                    return Ok(None);
+                };
+                if self.note_guest(swaps, of, guest).await.is_err() {
+                    return Ok(None);
+                }
+                (guest, SwappedVersions { version: status.version, at_home: status.version })
+            }
+        };
+        let known = KnownKey { version: versions.version, exists: true };
+        let versions = match decide_put(known, options) {
+            Ok(meta) => SwappedVersions { version: meta.version, ..versions },
+            Err(outcome) => return Ok(Some(outcome)),
+        };
+        let region = self.region(guest)?;
+        swaps.insert(of.home, of.key.clone(), SwappedKey { guest: guest as u8, versions });
+        let _command = swaps.begin(guest);
+        match region.put(self, of, versions, value).await? {
+            PutOutcome::Stored => {
+                swaps.note_swapped(of.home);
+                Ok(Some(PutOutcome::Stored))
+            }
+            _ => {
+                match before {
+                    Some(swapped) => swaps.insert(of.home, of.key.clone(), swapped),
+                    None => swaps.remove(of.home, of.key),
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Notes in the superblock of a key's home that keys of its partition may be in the region of `guest`, if it does not say so.
+    ///
+    /// # Errors
+    /// The home device failed, or a write of a superblock was dropped before.
+    async fn note_guest(
+        &self,
+        swaps: &SwappedKeys,
+        of: &PlacedKey<'_>,
+        guest: usize,
+    ) -> Result<(), EngineError> {
+        let partition = self.map().partition_of(of.position);
+        if swaps.notes(of.home).has(partition, guest)
+            || bug_injection::is_injected(InjectedBug::SwapForgetNote)
+        {
+            return Ok(());
+        }
+        let _turn = swaps.superblocks.exclude().await;
+        let mut notes = swaps.notes(of.home);
+        notes.add(partition, guest);
+        let placed = self.member(of.home)?;
+        if !swaps.may_note() {
+            return Err(absent(of.home));
+        }
+        let in_flight = swaps.begin_note();
+        let written = swap_notes::write(&placed.open().whole, notes).await;
+        in_flight.end();
+        written.map_err(|_| absent(of.home))?;
+        swaps.set_notes(of.home, notes);
+        Ok(())
+    }
+
+    /// Stores the value of a swapped key at its home, and removes it from the region. Returns whether home had space for it. REQUIRES: the key's exclusive lock.
+    ///
+    /// # Errors
+    /// A device failed; the key is still swapped.
+    async fn merge(
+        &self,
+        swaps: &SwappedKeys,
+        of: &PlacedKey<'_>,
+        swapped: SwappedKey,
+    ) -> Result<bool, EngineError> {
+        let region = self.region(swapped.guest.into())?;
+        let removes_first = bug_injection::is_injected(InjectedBug::SwapRemoveFirst);
+        // None if the put that was to write it ended without.
+        if let Some((versions, value)) = region.get(self, of, ValueRange::ALL).await? {
+            if removes_first {
+                region.remove(self, of).await?;
+            }
+            let is_stored = self
+                .at_home(of, async |engine| {
+                    let value = home_value(engine.record_layout(), of.key, &value);
+                    engine.put_with(of.key, value, merge_options(versions)).await
+                })
+                .await?;
+            // Another version is that of a write at home whose caller dropped it before it had removed the record: it is newer.
+            if is_stored == PutOutcome::Full {
+                return Ok(false);
+            }
+        }
+        if !removes_first {
+            region.remove(self, of).await?;
+        }
+        swaps.remove(of.home, of.key);
+        swaps.note_merged(of.home);
+        Ok(true)
+    }
+
+    /// [`Engine::get_range`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn get_swapping(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+        range: ValueRange,
+    ) -> Result<Option<StoredValue>, EngineError> {
+        let from_home = async |engine: &E| engine.get_range(key, range).await;
+        self.read_swapping(swaps, key, range, from_home, |value| value).await
+    }
+
+    /// [`Engine::status`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn status_swapping(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+    ) -> Result<Option<KeyStatus>, EngineError> {
+        let nothing = ValueRange { offset: 0, bytes_max: 0 };
+        let status = |value: StoredValue| KeyStatus {
+            value_bytes: value.value_bytes as usize,
+            version: value.version,
+            expires_at: value.expires_at,
+        };
+        self.read_swapping(swaps, key, nothing, async |engine| engine.status(key).await, status).await
+    }
+
+    /// Reads a key where its newest value is.
+    async fn read_swapping<T>(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+        range: ValueRange,
+        from_home: impl AsyncFn(&E) -> Result<Option<T>, EngineError>,
+        from_region: impl Fn(StoredValue) -> T,
+    ) -> Result<Option<T>, EngineError> {
+        let of = self.placed_key(key);
+        self.check_known(swaps, &of)?;
+        let swapped =
+            swaps.get(of.home, key).filter(|_| !bug_injection::is_injected(InjectedBug::SwapReadHome));
+        let Some(swapped) = swapped else {
+            let _command = swaps.begin(of.home);
+            return self.at_home(&of, &from_home).await;
+        };
+        if let Some(value) = self.get_in_region(swaps, &of, swapped, range).await? {
+            return Ok(Some(from_region(value)));
+        }
+        // It is being merged, or the put that was to write it ended without.
+        let _exclusive = swaps.exclude(of.position).await;
+        if let Some(swapped) = swaps.get(of.home, key)
+            && let Some(value) = self.get_in_region(swaps, &of, swapped, range).await?
+        {
+            return Ok(Some(from_region(value)));
+        }
+        self.at_home(&of, &from_home).await
+    }
+
+    async fn get_in_region(
+        &self,
+        swaps: &SwappedKeys,
+        of: &PlacedKey<'_>,
+        swapped: SwappedKey,
+        range: ValueRange,
+    ) -> Result<Option<StoredValue>, EngineError> {
+        let region = self.region(swapped.guest.into())?;
+        let _command = swaps.begin(region.guest);
+        Ok(region.get(self, of, range).await?.map(|(_, value)| value))
+    }
+
+    /// [`Engine::delete_with`].
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn delete_swapping(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+        version: Version,
+    ) -> Result<DeleteOutcome, EngineError> {
+        let of = self.placed_key(key);
+        self.check_known(swaps, &of)?;
+        let _command = swaps.begin(of.home);
+        let delete_home =
+            async |version| self.at_home(&of, async |engine| engine.delete_with(key, version).await).await;
+        let shared = swaps.share(of.position).await;
+        if swaps.get(of.home, key).is_none() {
+            return delete_home(version).await;
+        }
+        drop(shared);
+        let _exclusive = swaps.exclude(of.position).await;
+        let Some(swapped) = swaps.get(of.home, key) else { return delete_home(version).await };
+        let region = self.region(swapped.guest.into())?;
+        let record = region.get(self, &of, ValueRange { offset: 0, bytes_max: 0 }).await?;
+        let outcome = match record {
+            Some((versions, _)) if version > Version::NONE && version <= versions.version => {
+                return Ok(DeleteOutcome::NotNewer(versions.version));
+            }
+            Some((versions, _)) => {
+                // What home keeps of the key has the version of the record, if that is newer there.
+                let of_record = merge_options(versions).version;
+                match delete_home(version.max(of_record)).await? {
+                    DeleteOutcome::NotNewer(newer) => DeleteOutcome::NotNewer(newer),
+                    DeleteOutcome::Deleted | DeleteOutcome::NotFound => DeleteOutcome::Deleted,
+                }
+            }
+            None => delete_home(version).await?,
+        };
+        if !bug_injection::is_injected(InjectedBug::SwapDeleteHome) {
+            region.remove(self, &of).await?;
+        }
+        swaps.remove(of.home, key);
+        Ok(outcome)
+    }
+
+    /// The version and the whole value of a key that is swapped; `None` if it is not.
+    ///
+    /// # Errors
+    /// A device failed.
+    pub(super) async fn swapped_value(
+        &self,
+        swaps: &SwappedKeys,
+        key: &Key,
+    ) -> Result<Option<StoredValue>, EngineError> {
+        let of = self.placed_key(key);
+        self.check_known(swaps, &of)?;
+        match swaps.get(of.home, key) {
+            None => Ok(None),
+            Some(swapped) => self.get_in_region(swaps, &of, swapped, ValueRange::ALL).await,
+        }
+    }
+
+    /// Merges the keys of home devices that are nearly idle, each core its part of the keys; never ends.
+    pub(super) async fn merge_when_idle(&self, swaps: &SwappedKeys, handle: &ReactorHandle) {
+        loop {
+            poll_fn(|context| match swaps.is_empty_or_wake(context.waker()) {
+                true => Poll::Pending,
+                false => Poll::Ready(()),
+            })
+            .await;
+            handle.sleep(MERGE_PERIOD).await;
+            for home in 0..self.devices() {
+                self.merge_home(swaps, home).await;
+            }
+        }
+    }
+
+    /// Merges keys of a home device as long as it is nearly idle, and neither device fails or is full.
+    async fn merge_home(&self, swaps: &SwappedKeys, home: usize) {
+        let mut behind = None;
+        while swaps.is_idle(home)
+            && let Some(key) = swaps.next(home, behind.as_ref())
+        {
+            let of = self.placed_key(&key);
+            if self.is_own(of.position) {
+                let _exclusive = swaps.exclude(of.position).await;
+                if let Some(swapped) = swaps.get(home, &key)
+                    && self.merge(swaps, &of, swapped).await != Ok(true)
+                {
+                    return;
+                }
+            }
+            behind = Some(key);
+        }
+    }
+}
+
+/// The region of a device that serves.
+struct Region<E> {
+    placed: PlacedMember<E>,
+    guest: usize,
+}
+
+impl<E: Engine> Region<E> {
+    fn log(&self) -> &LogEngine {
+        &self.placed.open().swap.as_ref().expect("it has a region").engine
+    }
+
+    fn error(&self, engine: &SpannedEngine<E>, error: EngineError) -> EngineError {
+        let place = self.placed.open().swap.as_ref().expect("it has a region").place;
+        match engine.error_of(&self.placed, self.guest, error) {
+            lost @ EngineError::Device { error: octokv_device::DeviceError::Unavailable, .. } => lost,
+            _ => place.engine_error(error),
+        }
+    }
+
+    async fn put(
+        &self,
+        engine: &SpannedEngine<E>,
+        of: &PlacedKey<'_>,
+        versions: SwappedVersions,
+        (value, layout): (&PutValue, RecordLayout),
+    ) -> Result<PutOutcome, EngineError> {
+        let log = self.log();
+        let record = swap_value(log.record_layout(), of.key, versions, value, layout);
+        log.put_with(of.key, record, PutOptions::default()).await.map_err(|error| self.error(engine, error))
+    }
+
+    /// The versions and the part of the value of a record.
+    async fn get(
+        &self,
+        engine: &SpannedEngine<E>,
+        of: &PlacedKey<'_>,
+        range: ValueRange,
+    ) -> Result<Option<(SwappedVersions, StoredValue)>, EngineError> {
+        let record = self.log().get_range(of.key, swap_read_range(range)).await;
+        let record = record.map_err(|error| self.error(engine, error))?;
+        Ok(record.and_then(|record| split_record(record, range)))
+    }
+
+    async fn remove(&self, engine: &SpannedEngine<E>, of: &PlacedKey<'_>) -> Result<(), EngineError> {
+        let removed = self.log().delete_with(of.key, Version::NONE).await;
+        removed.map(drop).map_err(|error| self.error(engine, error))
+    }
+}
+
+/// Whether the buffers of a put have its whole value, which begins at `offset` in the first one.
+fn has_whole_value(value: &PutValue, offset: usize) -> bool {
+    let more: usize = value.more.iter().flatten().map(|buffer| buffer.len()).sum();
+    value.record.len() >= offset && value.record.len() - offset + more >= value.bytes
+}
+
+/// The value of a record as home stores it.
+fn home_value(layout: RecordLayout, key: &Key, value: &StoredValue) -> PutValue {
+    let (at, bytes) = (layout.value_offset(key.len()), value.as_bytes());
+    let mut record = Buffer::zeroed(at + bytes.len());
+    record[at..].copy_from_slice(bytes);
+    PutValue::new(record, bytes.len())
+}
+
+/// How the value of a record is stored at home: if home still has the version that it had when the key was swapped.
+fn merge_options(versions: SwappedVersions) -> PutOptions {
+    let SwappedVersions { version, at_home } = versions;
+    let version = if version > at_home { version } else { Version::NONE };
+    PutOptions { mode: PutMode::IfVersion(at_home), version, expires_at: UnixTime::NEVER }
+}
