@@ -64,6 +64,9 @@ pub struct AddNamespace {
     /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepare_bytes: Option<u64>,
+    /// Space of each of several devices of a key-value namespace for values of overloaded others, in bytes; default: 0, none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_bytes: Option<u64>,
     /// Block size in bytes of a block namespace: 512 or 4096 (default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,

@@ -55,6 +55,15 @@ pub struct DeviceLoadReport {
     /// Bytes written to the device for each of `put_bytes`; `None` without any.
     #[serde(default)]
     pub write_amplification: Option<f64>,
+    /// Keys whose newest values are in the swap regions of other devices.
+    #[serde(default)]
+    pub swapped_keys: usize,
+    /// Puts that were stored there since the namespace was opened.
+    #[serde(default)]
+    pub swapped_puts: u64,
+    /// Values that came back from there.
+    #[serde(default)]
+    pub merged_values: u64,
     /// Operations that failed since the namespace was opened, without those that hung.
     pub errors: u64,
     /// Operations that have not ended.
@@ -74,6 +83,9 @@ impl DeviceLoadReport {
             writes: OperationLoadReport::new(&load.writes),
             flushes: OperationLoadReport::new(&load.flushes),
             put_bytes: report.traffic.put_bytes,
+            swapped_keys: report.swaps.keys,
+            swapped_puts: report.swaps.swapped,
+            merged_values: report.swaps.merged,
             got_bytes: report.traffic.got_bytes,
             write_amplification: (report.traffic.put_bytes > 0)
                 .then(|| load.writes.bytes as f64 / report.traffic.put_bytes as f64),

@@ -129,7 +129,12 @@ fn namespace_config(added: &AddedNamespace, format: FormatConfig) -> Result<Name
                 let engine = added.engine.as_deref().map_or(Ok(EngineKind::default()), str::parse);
                 let engine = engine.map_err(|error| format!("namespace {}: engine: {error}", added.nsid))?;
                 CommandSetConfig::KeyValue {
-                    format: FormatConfig { engine, namespace: added.nsid, ..format },
+                    format: FormatConfig {
+                        engine,
+                        namespace: added.nsid,
+                        swap_bytes: added.swap_bytes.unwrap_or(0),
+                        ..format
+                    },
                 }
             }
             NamespaceType::Block => CommandSetConfig::Blocks { block_bytes },
@@ -257,6 +262,9 @@ impl AdminService {
         if request.kind == NamespaceType::Kv && request.existing == ExistingDataMode::Keep {
             return Err(invalid("keep: only for a block namespace"));
         }
+        if request.kind == NamespaceType::Block && request.swap_bytes.is_some_and(|bytes| bytes > 0) {
+            return Err(invalid("swap_bytes: only for a key-value namespace"));
+        }
         let engine = self.engine_of(request)?;
         if request.device.is_incomplete() {
             return Err(invalid("device: a path, or \"memory\""));
@@ -277,6 +285,7 @@ impl AdminService {
             engine: engine.map(|kind| kind.name().to_owned()),
             cache_bytes: request.cache_bytes.filter(|&bytes| bytes > 0),
             prepare_bytes: request.prepare_bytes,
+            swap_bytes: request.swap_bytes.filter(|&bytes| bytes > 0),
             block_bytes: (request.kind == NamespaceType::Block)
                 .then(|| request.block_bytes.unwrap_or(DEFAULT_BLOCK_BYTES)),
             ana_group: request.ana_group.unwrap_or(1),

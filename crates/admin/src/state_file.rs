@@ -44,6 +44,9 @@ pub struct AddedNamespace {
     /// Never-written space that is written ahead of its use, in bytes; `None` for the default of its kind.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepare_bytes: Option<u64>,
+    /// Space of each of several devices for values of overloaded others, in bytes; `None` without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_bytes: Option<u64>,
     /// Block size in bytes of a block namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_bytes: Option<u32>,
@@ -255,6 +258,7 @@ mod tests {
                 engine: None,
                 cache_bytes: None,
                 prepare_bytes: None,
+                swap_bytes: None,
                 block_bytes: Some(4096),
                 ana_group: 1,
                 identity: "00ff".to_owned(),

@@ -432,6 +432,7 @@ fn add_and_remove_namespaces(control: &SoakControl) -> Result<bool> {
             engine: None,
             cache_bytes: None,
             prepare_bytes: None,
+            swap_bytes: None,
             block_bytes: None,
             ana_group: None,
             existing: ExistingDataMode::Check,

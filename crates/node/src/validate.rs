@@ -12,7 +12,7 @@ use octokv_base::NamespaceId;
 use octokv_engine::FormatConfig;
 use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::lsm::superblock::INLINE_BYTES_LIMIT;
-use octokv_engine::spanned::SPAN_DEVICES_MAX;
+use octokv_engine::spanned::{SPAN_DEVICES_MAX, check_swaps};
 use octokv_sys::process::available_memory_bytes;
 use octokv_sys::thread;
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,6 +90,9 @@ pub(crate) fn validate_namespace(config: &NamespaceConfig) -> Result<(), StartEr
     }
     if let CommandSetConfig::KeyValue { format } = config.command_set {
         validate_chunks(&format)?;
+        if format.swap_bytes > 0 {
+            validate_swaps(&format, config.devices.len())?;
+        }
     }
     if config.cache_bytes > 0 {
         validate_cache(config)?;
@@ -140,6 +143,18 @@ fn validate_chunks(format: &FormatConfig) -> Result<(), StartError> {
         return invalid("chunk_bytes", &format!("must be a power of two of at most {CHUNK_BYTES_MAX}"));
     }
     Ok(())
+}
+
+/// Validates the size of swap regions that is not 0.
+fn validate_swaps(format: &FormatConfig, devices: usize) -> Result<(), StartError> {
+    let invalid = |why: &str| Err(StartError::InvalidSetting { name: "swap_bytes", why: why.to_owned() });
+    if devices == 1 {
+        return invalid("only a namespace on several devices has swap regions");
+    }
+    match check_swaps(format) {
+        Ok(()) => Ok(()),
+        Err(error) => invalid(&error.to_string()),
+    }
 }
 
 /// Validates the size of a cache that is not 0.

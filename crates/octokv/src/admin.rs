@@ -78,6 +78,9 @@ pub struct NsAddArgs {
     /// Key-value namespaces on a file: never-written space that is written ahead of its use; 0 for none [default: 1GiB].
     #[arg(long, value_name = "SIZE")]
     pub prepare_bytes: Option<Size>,
+    /// Key-value namespaces on several devices, engines hash and log: space of each device for values of overloaded others [default: 0, none].
+    #[arg(long, value_name = "SIZE")]
+    pub swap_bytes: Option<Size>,
     /// Block namespaces: block size in bytes, 512 or 4096 [default: 4096].
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<Size>,
@@ -220,6 +223,7 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 engine: add.engine.map(|engine| engine.0.name().to_owned()),
                 cache_bytes: add.cache_bytes.map(|size| size.0),
                 prepare_bytes: add.prepare_bytes.map(|size| size.0),
+                swap_bytes: add.swap_bytes.map(|size| size.0),
                 block_bytes: add.block_size.map(|size| size.0.try_into().unwrap_or(u32::MAX)),
                 ana_group: add.ana_group,
                 existing: match (add.format, add.keep) {

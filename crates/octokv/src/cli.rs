@@ -188,6 +188,9 @@ pub struct ServeArgs {
     /// Format, engine lsm: values of fewer bytes lie beside their keys.
     #[arg(long, value_name = "SIZE")]
     pub inline_bytes_max: Option<Size>,
+    /// Format, several devices: space of each device of namespace 1 for values of overloaded others, engines hash and log; 0 for none.
+    #[arg(long, value_name = "SIZE")]
+    pub swap_bytes: Option<Size>,
     /// Format, engine log: stores of the volume, each with a part of the keys; halved while there are fewer than 16 chunks for each.
     #[arg(long, value_name = "COUNT")]
     pub partitions: Option<u16>,

@@ -46,6 +46,7 @@ pub struct ConfigFile {
     pub bitmap_partitions: u32,
     pub value_bytes_max: Size,
     pub inline_bytes_max: Size,
+    pub swap_bytes: Size,
     pub partitions: u16,
     pub chunk_bytes: UnitSetting,
     pub key_bytes_max: u16,
@@ -102,6 +103,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "bitmap_partitions",
     "value_bytes_max",
     "inline_bytes_max",
+    "swap_bytes",
     "partitions",
     "chunk_bytes",
     "key_bytes_max",
@@ -212,6 +214,7 @@ impl Default for ConfigFile {
             bitmap_partitions: 1 << format.bitmap_partitions_log2,
             value_bytes_max: Size(u64::from(format.value_bytes_max)),
             inline_bytes_max: Size(u64::from(format.inline_bytes_max)),
+            swap_bytes: Size(format.swap_bytes),
             partitions: format.partitions,
             chunk_bytes: UnitSetting(format.chunk_bytes),
             key_bytes_max: target.key_bytes_max,
@@ -317,6 +320,7 @@ impl ConfigFile {
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
+        over(&mut self.swap_bytes, &flags.swap_bytes);
         over(&mut self.partitions, &flags.partitions);
         over(&mut self.chunk_bytes, &flags.chunk_bytes);
         over(&mut self.unit, &flags.unit);
@@ -472,6 +476,7 @@ impl ConfigFile {
             bitmap_partitions_log2: self.bitmap_partitions.ilog2() as u8,
             value_bytes_max: self.value_bytes_max.0 as u32,
             inline_bytes_max: self.inline_bytes_max.0 as u32,
+            swap_bytes: self.swap_bytes.0,
             partitions: self.partitions,
             chunk_bytes: self.chunk_bytes.0,
             ..defaults.format

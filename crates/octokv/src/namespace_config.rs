@@ -51,6 +51,9 @@ pub struct NamespaceSection {
     /// Key-value namespaces on a file: never-written space that is written ahead of its use; 0 for none.
     #[serde(default)]
     pub prepare_bytes: Option<Size>,
+    /// Key-value namespaces on several devices: space of each for values of overloaded others; 0 for none.
+    #[serde(default)]
+    pub swap_bytes: Size,
     /// ANA group, 1 to 32.
     #[serde(default = "default_ana_group")]
     pub ana_group: u32,
@@ -91,10 +94,14 @@ impl NamespaceSection {
         if self.kind == NamespaceKindKey::Block && self.engine.is_some() {
             return bad("one without engine, or of kind \"kv\"");
         }
+        if self.kind == NamespaceKindKey::Block && self.swap_bytes.0 > 0 {
+            return bad("one without swap_bytes, or of kind \"kv\"");
+        }
         let (command_set, existing_data) = match self.kind {
             NamespaceKindKey::Kv => {
                 let engine = self.engine.map_or(format.engine, |named| named.0);
-                let format = FormatConfig { engine, namespace: self.nsid, ..format };
+                let format =
+                    FormatConfig { engine, namespace: self.nsid, swap_bytes: self.swap_bytes.0, ..format };
                 (CommandSetConfig::KeyValue { format }, ExistingDataPolicy::Check)
             }
             // Hosts may have written anything in an earlier run.

@@ -329,6 +329,13 @@ fn print_device(out: &mut impl Write, device: &DeviceLoadReport) -> CliResult {
         Some(times) => writeln!(out, "; {times:.2} bytes written for each put")?,
         None => writeln!(out)?,
     }
+    if device.swapped_puts + device.merged_values > 0 || device.swapped_keys > 0 {
+        let DeviceLoadReport { swapped_keys, swapped_puts, merged_values, .. } = device;
+        writeln!(
+            out,
+            "  {swapped_keys} keys on other devices: {swapped_puts} puts swapped, {merged_values} values merged back"
+        )?;
+    }
     Ok(())
 }
 

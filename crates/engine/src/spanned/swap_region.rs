@@ -86,7 +86,7 @@ pub(super) fn swap_place(device: usize, whole: &dyn Device, swap_bytes: u64) -> 
 ///
 /// # Errors
 /// [`OpenError::SwapEngine`] or [`OpenError::SwapBytes`].
-pub(super) fn check_swaps(config: &FormatConfig) -> Result<(), OpenError> {
+pub fn check_swaps(config: &FormatConfig) -> Result<(), OpenError> {
     let has_versions =
         config.engine == EngineKind::Log || config.engine == EngineKind::Hash && config.version > 1;
     let units = config.swap_bytes / SWAP_UNIT_BYTES;
