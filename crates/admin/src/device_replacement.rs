@@ -5,7 +5,8 @@
 
 use crate::api_types::{NamespaceSummary, ReplaceDevice};
 use crate::device_names::{DeviceNames, MEMORY_DEVICE};
-use crate::service::{AdminError, AdminService, namespace_summary};
+use crate::namespace_summary::namespace_summary;
+use crate::service::{AdminError, AdminService};
 use crate::state_file::PersistedState;
 use octokv_base::NamespaceId;
 use octokv_node::{

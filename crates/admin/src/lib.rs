@@ -11,7 +11,7 @@
 //! - [`tree_report`], [`log_report`], [`device_load_report`]: the JSON documents of an ordered engine's tree, of a log engine's logs, and of one of several devices.
 //! - [`state_file`]: the settings that survive a restart, in one file.
 //! - [`service`]: applies changes to the node and to the state file.
-//! - `device_replacement`: the same for a device that is lost.
+//! - `device_replacement`: the same for a device that is lost. `namespace_summary`: the document of a namespace.
 //! - [`http_server`]: HTTP on a Unix socket, on its own thread.
 //! - [`http_client`]: requests of the command line.
 
@@ -28,6 +28,7 @@ mod device_replacement;
 pub mod http_client;
 pub mod http_server;
 pub mod log_report;
+mod namespace_summary;
 pub mod scheduling_api;
 pub mod service;
 pub mod state_file;

@@ -5,12 +5,13 @@
 //! serialized by the state lock.
 
 use crate::api_types::{
-    AddNamespace, AnaGroupStatus, DeviceSummary, ExistingDataMode, NamespaceSummary, NamespaceType,
-    NodeCoreStatus, NodeStatus,
+    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, NodeCoreStatus,
+    NodeStatus,
 };
 use crate::device_load_report::DeviceLoadReport;
 use crate::device_names::DeviceNames;
 use crate::log_report::LogReport;
+use crate::namespace_summary::{namespace_summary, namespace_type};
 use crate::scheduling_api::{
     CacheReport, CompactionReport, PreparedReport, SchedConfigPatch, SchedulingReport,
 };
@@ -19,8 +20,8 @@ use crate::tree_report::TreeReport;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_engine::{EngineKind, FormatConfig};
 use octokv_node::{
-    ANA_GROUPS_MAX, CommandSetConfig, DeviceOpenError, DeviceStatus, NAMESPACE_ID_MAX, NamespaceChangeError,
-    NamespaceConfig, NamespaceStatus, PREPARE_BYTES_MAX, RunningNode, StartError, StopError,
+    ANA_GROUPS_MAX, CommandSetConfig, DeviceOpenError, NAMESPACE_ID_MAX, NamespaceChangeError,
+    NamespaceConfig, PREPARE_BYTES_MAX, RunningNode, StartError, StopError,
 };
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl};
 use octokv_wire::nqn;
@@ -557,48 +558,5 @@ impl AdminService {
             tracing::warn!(%error, "the clean shutdown cannot be saved");
         }
         Ok(())
-    }
-}
-
-/// Command set, engine, block size.
-fn namespace_type(content: &CommandSetConfig) -> (NamespaceType, Option<String>, Option<u32>) {
-    match content {
-        CommandSetConfig::KeyValue { format } => {
-            (NamespaceType::Kv, Some(format.engine.name().to_owned()), None)
-        }
-        CommandSetConfig::Blocks { block_bytes } => (NamespaceType::Block, None, Some(*block_bytes)),
-    }
-}
-
-fn device_summary(device: &DeviceStatus) -> DeviceSummary {
-    let report = &device.report;
-    DeviceSummary {
-        device: device.name.clone(),
-        index: report.index,
-        size_bytes: report.statistics.capacity_bytes,
-        used_bytes: report.statistics.used_bytes,
-        keys: report.statistics.keys,
-        read_only: report.is_read_only,
-        failure: device.failure.clone(),
-    }
-}
-
-pub(crate) fn namespace_summary(report: &NamespaceStatus, added: bool) -> NamespaceSummary {
-    let (kind, engine, block_bytes) = namespace_type(&report.config.command_set);
-    NamespaceSummary {
-        nsid: report.config.id.0,
-        kind,
-        device: DeviceNames::of_configs(&report.config.devices),
-        devices: report.devices.iter().map(device_summary).collect(),
-        size_bytes: report.size_bytes,
-        used_bytes: report.used_bytes,
-        keys: report.keys,
-        engine,
-        block_bytes,
-        cache_bytes: report.config.cache_bytes,
-        prepare_bytes: report.config.prepare_bytes,
-        ana_group: report.config.ana_group,
-        added,
-        offline: None,
     }
 }

@@ -136,8 +136,8 @@ pub enum InjectedBug {
     SwapRemoveFirst,
     /// A swapped key is read at its home.
     SwapReadHome,
-    /// A delete of a swapped key leaves its record in the swap region.
-    SwapDeleteHome,
+    /// The record of a key that is merged stays in the swap region.
+    SwapLeaveRecord,
     /// Opening does not look for keys in swap regions.
     SwapForgetRegion,
 }

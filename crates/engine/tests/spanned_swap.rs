@@ -214,17 +214,26 @@ fn a_replaced_device_takes_its_region_with_it() {
                 run(opened.volume.replace((&devices, lost, true), &pool(), configs, |_| {}))
                     .expect("replaces");
                 opened.volume.renew_engine(&opened.engine, lost, (0, &devices[lost], &pool()));
-                for number in 0..KEYS {
-                    let found = opened.found(number).expect("served").map(|operation| operation / KEYS);
+                let puts: Vec<_> = (0..KEYS)
+                    .map(|number| opened.found(number).expect("served").map(|operation| operation / KEYS))
+                    .collect();
+                for (number, put) in (0..).zip(&puts) {
                     match of_lost.contains(&number) {
-                        // The regions of the others have the newest values of its keys.
-                        true => assert_eq!(found, Some(1), "{engine}, {lost}: {number}"),
-                        false => assert!(found.is_some(), "{engine}, {lost}: {number}"),
+                        // The regions of the others had the newest values of its keys.
+                        true => assert_eq!(*put, Some(1), "{engine}, {lost}: {number}"),
+                        // Which keys its region had is known while the volume is open.
+                        false if is_closed_between => assert!(put.is_some(), "{engine}, {lost}: {number}"),
+                        false => assert_ne!(*put, Some(0), "{engine}, {lost}: {number}"),
                     }
                 }
+                let lost_keys = puts.iter().filter(|put| put.is_none()).count();
+                assert_eq!(lost_keys > 0, !is_closed_between && lost < 2, "{engine}, {lost}");
+                assert_eq!(opened.listed(), Ok(KEYS as usize - lost_keys), "{engine}, {lost}");
                 run(opened.engine.close()).expect("closes");
                 let opened = Opened::new(&fixture, &devices).expect("opens");
-                assert!((0..KEYS).all(|number| opened.found(number).is_ok_and(|found| found.is_some())));
+                let again = (0..KEYS).map(|number| opened.found(number).expect("served"));
+                let again: Vec<_> = again.map(|found| found.map(|operation| operation / KEYS)).collect();
+                assert_eq!(again, puts, "{engine}, {lost}");
             }
         }
     }

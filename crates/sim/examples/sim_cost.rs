@@ -47,6 +47,8 @@ const NODE: NodePlan = NodePlan {
     is_in_memory: false,
     has_parallel_core: false,
     replaces_disks: false,
+    swap_bytes: 0,
+    swap_gap: 0,
     cache_bytes: 0,
     prepare_bytes: 0,
     compact_bytes_per_second: 0,

@@ -12,6 +12,9 @@ use octokv_base::{Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
 use octokv_engine::{EngineKind, HashKind};
 
+/// The least that a swap region takes.
+const SWAP_BYTES: u64 = 18 << 20;
+
 /// Draws the plan of a seed.
 pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
     let random = &mut Prng::new(mix64(seed ^ 0xde71ce5));
@@ -43,6 +46,12 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
         }
     }
     plan.nodes[0].replaces_disks = random.one_in(2);
+    if kind != EngineKind::Lsm && plan.nodes[0].format_version > 1 && random.one_in(2) {
+        let node = &mut plan.nodes[0];
+        node.swap_bytes = SWAP_BYTES;
+        node.swap_gap = pick(random, &[0, 1, 3, 8]);
+        node.disk.size_bytes += SWAP_BYTES;
+    }
     let disks = plan.nodes[0].devices as u64;
     for phase in &mut plan.phases {
         if random.one_in(3) {

@@ -25,14 +25,14 @@ impl KvNodeUnderTest {
         self.sim_node.plan.replaces_disks && self.failed_device().is_some()
     }
 
-    /// Whether a key is one of the device in a place.
+    /// Whether the device in a place has the newest value of a key.
     ///
     /// # Panics
     /// If the node is down, or on one device.
     pub fn is_key_of(&self, at: usize, key: &Key) -> bool {
         let running = self.running.as_ref().expect("the node is up");
         let AnyVolume::Spanned(volume) = &running.volume else { panic!("it is on one device") };
-        volume.place_of(key) == at
+        volume.place_of_newest(key) == at
     }
 
     /// Puts an empty disk in the place of a device that has failed, and has every core use it.

@@ -235,8 +235,9 @@ impl ScenarioRunner for KvRunner {
         let sim = &self.simulation.sim;
         sim.run_until(sim.now() + DURABILITY_MARKER_DELAY);
         self.wait_until_quiescent("the nodes' background work")?;
-        if self.disks.iter().any(|disk| disk.worker.is_some()) {
-            // A compaction that pauses has buffers, and no device operation.
+        let merges = self.simulation.node.iter().any(|node| node.sim_node.plan.swap_bytes > 0);
+        if merges || self.disks.iter().any(|disk| disk.worker.is_some()) {
+            // A compaction that pauses has buffers, and no device operation; so has a merge of a swapped key.
             let is_working = || self.disks.iter().flat_map(|disk| &disk.worker).any(EngineWorker::is_running);
             let is_idle = |nodes: &Vec<KvNodeUnderTest>| {
                 !is_working() && nodes.are_quiescent() && nodes.find_leak().is_none()

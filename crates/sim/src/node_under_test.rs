@@ -135,6 +135,7 @@ impl KvNodeUnderTest {
             value_bytes_max: plan.value_bytes_max,
             namespace: 1,
             seed: 7,
+            swap_bytes: plan.swap_bytes,
             ..FormatConfig::default()
         })
     }
@@ -150,7 +151,7 @@ impl KvNodeUnderTest {
             prepare_bytes,
             compact_bytes_per_second,
             tree: OpenConfig::TREE,
-            swap_gap: OpenConfig::SWAP_GAP,
+            swap_gap: plan.swap_gap,
             clock: WallClock::default(),
         }
     }

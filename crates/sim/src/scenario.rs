@@ -186,6 +186,10 @@ pub struct NodePlan {
     pub has_parallel_core: bool,
     /// Whether an operator replaces a disk of several that has failed.
     pub replaces_disks: bool,
+    /// The swap region of each of several disks, in bytes; 0 for none.
+    pub swap_bytes: u64,
+    /// The commands in flight by which a disk has to exceed another before its puts are swapped.
+    pub swap_gap: u32,
     /// Scheduling configuration and simulated request costs.
     pub scheduling: SchedulingPlan,
 }

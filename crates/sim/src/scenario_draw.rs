@@ -117,6 +117,8 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         is_in_memory: false,
         has_parallel_core: false,
         replaces_disks: false,
+        swap_bytes: 0,
+        swap_gap: 0,
         // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),
     }

@@ -40,6 +40,31 @@ fn a_device_that_was_replaced_and_is_served_again_is_found() {
 }
 
 #[test]
+fn a_swapped_key_that_is_read_at_home_is_found() {
+    assert_found(InjectedBug::SwapReadHome, Scenario::Devices, 20);
+}
+
+#[test]
+fn a_swapped_key_that_is_removed_before_its_value_is_at_home_is_found() {
+    assert_found(InjectedBug::SwapRemoveFirst, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_merged_key_that_stays_in_its_region_is_found() {
+    assert_found(InjectedBug::SwapLeaveRecord, Scenario::Devices, 60);
+}
+
+#[test]
+fn an_opening_that_forgets_swapped_keys_is_found() {
+    assert_found(InjectedBug::SwapForgetRegion, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_lost_region_that_no_superblock_names_is_found() {
+    assert_found(InjectedBug::SwapForgetNote, Scenario::Devices, 200);
+}
+
+#[test]
 fn disks_hang_beside_crashes_and_others_serve() {
     let (mut hung, mut unavailable, mut crashes, mut served, mut replaced) = (0, 0, 0, 0, 0);
     for seed in 500..540 {

@@ -382,12 +382,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             return self.member(0)?.engine().flush().await;
         }
         self.on_all(async |engine| engine.flush().await).await?;
-        for placed in self.open_members() {
-            if let Some(region) = &placed.open().swap {
-                region.engine.flush().await.map_err(|error| region.place.engine_error(error))?;
-            }
-        }
-        Ok(())
+        self.flush_regions().await
     }
 
     async fn maintain(&self, handle: &ReactorHandle, report: impl FnMut(EngineError)) {

@@ -11,7 +11,7 @@
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
 //!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
-//!   `swap_recovery`: which are found by an opening.
+//!   `swap_recovery`: which are found by an opening. `swap_replacement`: those of a device that is replaced.
 //!   `yield_points`: those of a caller's sink, within an engine.
 //!
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
@@ -28,6 +28,7 @@ mod superblock;
 mod swap_notes;
 mod swap_recovery;
 mod swap_region;
+mod swap_replacement;
 mod swapped_keys;
 mod swapped_scan;
 mod swapping;

@@ -15,13 +15,12 @@ use super::partition_map::SPAN_DEVICES_MAX;
 use super::superblock::SpanSuperblock;
 use super::swap_recovery::recover_swaps;
 use super::swap_region::{open_region, swap_device};
-use super::swapped_keys::SwapNotes;
 use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::DeviceOfVolume;
 use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
 use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
-use octokv_base::{BufferPool, Key, RingPosition};
+use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
 
@@ -109,7 +108,7 @@ impl<V: Volume> SpannedVolume<V> {
             erase_superblocks(&**device).await?;
             format_member::<V>(device, &format).await?;
         }
-        let config = member_open_config(config, devices.len());
+        let config = member_open_config(config, devices.len(), known.swap_bytes);
         let swap_bytes = known.swap_bytes;
         let volume = V::open(&[member_device(device, swap_bytes)], pool, config.clone(), &format).await?;
         let region = match swap_bytes {
@@ -121,6 +120,7 @@ impl<V: Volume> SpannedVolume<V> {
             return Err(OpenError::OtherFormat);
         }
         prepare(&volume);
+        self.delete_swapped(devices, index, pool).await?;
         if !is_there {
             if told.is_empty() {
                 return Err(OpenError::NotCounted);
@@ -141,6 +141,7 @@ impl<V: Volume> SpannedVolume<V> {
         }
         if let Some(swaps) = self.swaps() {
             swaps.forget_guest(index);
+            self.merge_into(&volume, (devices, given), index, pool).await;
             swaps.set_notes(index, self.notes_of_replaced(index));
         }
         let swap = self
@@ -149,13 +150,6 @@ impl<V: Volume> SpannedVolume<V> {
             .and_then(|(swaps, region)| recover_swaps(swaps, &known, index, Ok(region)));
         self.set_member(index, Member::new(given, replacements[index], Ok(volume), swap));
         Ok(())
-    }
-
-    /// The notes of a device without keys: of those that it had the regions of others still have some.
-    fn notes_of_replaced(&self, index: usize) -> SwapNotes {
-        let SpanSuperblock { map, hash_seed, .. } = self.superblock();
-        let partition_of = |key: &Key| map.partition_of(RingPosition::of(key, hash_seed));
-        self.swaps().map(|swaps| swaps.notes_of_keys(index, partition_of)).unwrap_or_default()
     }
 
     /// Gives a core's handle the volume on the device `given`, which was replaced. `device` is the core's view of the new one.

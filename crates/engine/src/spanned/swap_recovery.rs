@@ -28,7 +28,7 @@ pub(super) fn recover_swaps(
         let position = RingPosition::of(&key, superblock.hash_seed);
         match versions {
             Some(versions) => {
-                let swapped = SwappedKey { guest: guest as u8, versions };
+                let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged: true };
                 swaps.insert(superblock.map.device_of(position), key, swapped);
             }
             // It is not known to be older than what home has.

@@ -184,7 +184,12 @@ pub(super) async fn open_region(
     let mut listed = Vec::with_capacity(keys.len());
     for some in keys.chunks(READ_AT_ONCE) {
         let versions = join_all(some.iter().map(|key| versions_of(&engine, key))).await;
-        listed.extend(some.iter().cloned().zip(versions.into_iter().map(|read| read.unwrap_or(None))));
+        for (key, mut read) in some.iter().zip(versions) {
+            if read == Err(EngineError::NoMemory) {
+                read = versions_of(&engine, key).await;
+            }
+            listed.push((key.clone(), read.unwrap_or(None)));
+        }
     }
     Ok((volume, listed))
 }

@@ -13,8 +13,8 @@
 
 use super::partition_map::{SPAN_DEVICES_MAX, SPAN_PARTITIONS};
 use super::swap_region::SwappedVersions;
-use crate::SwapReport;
 use crate::common::shared_lock::{SharedLock, SharedLockGuard};
+use crate::{Durability, SwapReport};
 use octokv_base::{Key, RingPosition};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -33,6 +33,8 @@ pub(super) struct SwappedKey {
     /// The device of the region.
     pub guest: u8,
     pub versions: SwappedVersions,
+    /// Whether a put to the region was acknowledged. Otherwise home may have the newest value.
+    pub is_acknowledged: bool,
 }
 
 /// The partitions of a home device that have swapped keys, and the devices of the regions, as its superblock has them.
@@ -70,8 +72,21 @@ pub(super) struct SwappedKeys {
     mergers: Mutex<Vec<Waker>>,
     /// Whether a caller dropped an operation while it wrote a superblock.
     is_note_dropped: AtomicBool,
+    /// The merges that are running.
+    merging: AtomicUsize,
+    /// Whether writes are acknowledged before they are durable.
+    flushes_home: bool,
     /// How many more commands in flight than another a device has before its puts are swapped.
     gap: u32,
+}
+
+/// Counts a merge until it is dropped.
+pub(super) struct SwapMerge<'a>(&'a AtomicUsize);
+
+impl Drop for SwapMerge<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Counts a command of a device until it is dropped.
@@ -124,7 +139,7 @@ impl SwapNotes {
 
 impl SwappedKeys {
     /// No swapped keys on so many devices.
-    pub fn new(devices: usize, gap: u32) -> SwappedKeys {
+    pub fn new(devices: usize, gap: u32, durability: Durability) -> SwappedKeys {
         SwappedKeys {
             homes: (0..devices).map(|_| HomeDevice::default()).collect(),
             count: AtomicUsize::new(0),
@@ -135,6 +150,8 @@ impl SwappedKeys {
             has_unknown: AtomicBool::new(false),
             mergers: Mutex::default(),
             is_note_dropped: AtomicBool::new(false),
+            merging: AtomicUsize::new(0),
+            flushes_home: durability == Durability::Completed,
             gap,
         }
     }
@@ -152,6 +169,22 @@ impl SwappedKeys {
     /// The lock of a key for what changes where its newest value is.
     pub async fn exclude(&self, position: RingPosition) -> SharedLockGuard<'_> {
         self.lock_of(position).exclude().await
+    }
+
+    /// Counts a merge.
+    pub fn begin_merge(&self) -> SwapMerge<'_> {
+        self.merging.fetch_add(1, Ordering::SeqCst);
+        SwapMerge(&self.merging)
+    }
+
+    /// Whether a merge runs.
+    pub fn is_merging(&self) -> bool {
+        self.merging.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether home has to be flushed before a record is removed: a power loss could undo the write there, and not the removal.
+    pub fn flushes_home(&self) -> bool {
+        self.flushes_home
     }
 
     /// Counts a command of a device.
@@ -200,6 +233,13 @@ impl SwappedKeys {
         }
     }
 
+    /// A put to the region of a swapped key was acknowledged. REQUIRES: a lock of the key.
+    pub fn acknowledge(&self, home: usize, key: &Key) {
+        if let Some(swapped) = self.homes[home].keys.lock().get_mut(key) {
+            swapped.is_acknowledged = true;
+        }
+    }
+
     /// The newest value of a key is at its home. REQUIRES: the exclusive lock of the key.
     pub fn remove(&self, home: usize, key: &Key) {
         if self.homes[home].keys.lock().remove(key).is_some() {
@@ -219,6 +259,13 @@ impl SwappedKeys {
         let mut unknown = self.unknown.lock();
         unknown.iter_mut().for_each(|guests| *guests &= !(1 << guest));
         self.has_unknown.store(unknown.iter().any(|&guests| guests != 0), Ordering::Release);
+    }
+
+    /// The keys of a home device whose newest values are in the region of `guest`.
+    pub fn keys_in(&self, home: usize, guest: usize) -> Vec<Key> {
+        let keys = self.homes[home].keys.lock();
+        let in_guest = keys.iter().filter(|(_, swapped)| usize::from(swapped.guest) == guest);
+        in_guest.map(|(key, _)| key.clone()).collect()
     }
 
     /// The first swapped key of a home device behind another.

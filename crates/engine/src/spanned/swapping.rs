@@ -4,8 +4,7 @@
 //!   put, swapped     status at home (first time) ─▶ superblock of home notes partition and device (first time) ─▶ record in the region ─▶ acknowledged
 //!   get              swapped ─▶ region; otherwise home
 //!   merge            record read ─▶ stored at home ─▶ removed from the region ─▶ key is not swapped
-//!   delete           deleted at home ─▶ removed from the region ─▶ acknowledged
-//!   conditions, expiry, a region without space: merge, then at home
+//!   deletes, conditions, expiry, a region without space: merge, then at home
 //! ```
 //! In: operations on keys. Out: what the contract says of them, wherever the newest value is. Invariants: a record in a region is newer than what home has, until its removal is durable;
 //! keys that home does not have are not swapped, so that home lists them all. What a crash, or a caller that drops an operation, leaves in a region is
@@ -113,6 +112,7 @@ impl<E: Engine> SpannedEngine<E> {
                 let region = self.region(swapped.guest.into())?;
                 let _command = swaps.begin(region.guest);
                 if region.put(self, &of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
+                    swaps.acknowledge(of.home, key);
                     swaps.note_swapped(of.home);
                     return Ok(PutOutcome::Stored);
                 }
@@ -157,6 +157,10 @@ impl<E: Engine> SpannedEngine<E> {
                 if self.note_guest(swaps, of, guest).await.is_err() {
                     return Ok(None);
                 }
+                if swaps.flushes_home() {
+                    // Home lists a swapped key by its older value, which a power loss must not undo.
+                    self.at_home(of, async |engine| engine.flush().await).await?;
+                }
                 (guest, SwappedVersions { version: status.version, at_home: status.version })
             }
         };
@@ -166,10 +170,13 @@ impl<E: Engine> SpannedEngine<E> {
             Err(outcome) => return Ok(Some(outcome)),
         };
         let region = self.region(guest)?;
-        swaps.insert(of.home, of.key.clone(), SwappedKey { guest: guest as u8, versions });
+        let is_acknowledged = before.is_some_and(|swapped| swapped.is_acknowledged);
+        let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged };
+        swaps.insert(of.home, of.key.clone(), swapped);
         let _command = swaps.begin(guest);
         match region.put(self, of, versions, value).await? {
             PutOutcome::Stored => {
+                swaps.insert(of.home, of.key.clone(), SwappedKey { is_acknowledged: true, ..swapped });
                 swaps.note_swapped(of.home);
                 Ok(Some(PutOutcome::Stored))
             }
@@ -225,10 +232,10 @@ impl<E: Engine> SpannedEngine<E> {
         swapped: SwappedKey,
     ) -> Result<bool, EngineError> {
         let region = self.region(swapped.guest.into())?;
-        let removes_first = bug_injection::is_injected(InjectedBug::SwapRemoveFirst);
+        let _merge = swaps.begin_merge();
         // None if the put that was to write it ended without.
         if let Some((versions, value)) = region.get(self, of, ValueRange::ALL).await? {
-            if removes_first {
+            if bug_injection::is_injected(InjectedBug::SwapRemoveFirst) {
                 region.remove(self, of).await?;
             }
             let is_stored = self
@@ -242,10 +249,7 @@ impl<E: Engine> SpannedEngine<E> {
                 return Ok(false);
             }
         }
-        if !removes_first {
-            region.remove(self, of).await?;
-        }
-        swaps.remove(of.home, of.key);
+        self.remove_record(swaps, of, swapped).await?;
         swaps.note_merged(of.home);
         Ok(true)
     }
@@ -346,27 +350,54 @@ impl<E: Engine> SpannedEngine<E> {
         drop(shared);
         let _exclusive = swaps.exclude(of.position).await;
         let Some(swapped) = swaps.get(of.home, key) else { return delete_home(version).await };
-        let region = self.region(swapped.guest.into())?;
-        let record = region.get(self, &of, ValueRange { offset: 0, bytes_max: 0 }).await?;
-        let outcome = match record {
-            Some((versions, _)) if version > Version::NONE && version <= versions.version => {
-                return Ok(DeleteOutcome::NotNewer(versions.version));
-            }
-            Some((versions, _)) => {
-                // What home keeps of the key has the version of the record, if that is newer there.
-                let of_record = merge_options(versions).version;
-                match delete_home(version.max(of_record)).await? {
-                    DeleteOutcome::NotNewer(newer) => DeleteOutcome::NotNewer(newer),
-                    DeleteOutcome::Deleted | DeleteOutcome::NotFound => DeleteOutcome::Deleted,
-                }
-            }
-            None => delete_home(version).await?,
-        };
-        if !bug_injection::is_injected(InjectedBug::SwapDeleteHome) {
-            region.remove(self, &of).await?;
+        if self.merge(swaps, &of, swapped).await? {
+            return delete_home(version).await;
         }
-        swaps.remove(of.home, key);
+        // A full home deletes its older value.
+        if version > Version::NONE && version <= swapped.versions.version {
+            return Ok(DeleteOutcome::NotNewer(swapped.versions.version));
+        }
+        let outcome = delete_home(version.max(merge_options(swapped.versions).version)).await?;
+        self.remove_record(swaps, &of, swapped).await?;
         Ok(outcome)
+    }
+
+    /// Removes the record of a key from its region when what home has is durable. REQUIRES: the key's exclusive lock.
+    ///
+    /// # Errors
+    /// A device failed; the key is still swapped.
+    async fn remove_record(
+        &self,
+        swaps: &SwappedKeys,
+        of: &PlacedKey<'_>,
+        swapped: SwappedKey,
+    ) -> Result<(), EngineError> {
+        let region = self.region(swapped.guest.into())?;
+        if swaps.flushes_home() {
+            self.at_home(of, async |engine| engine.flush().await).await?;
+        }
+        if !bug_injection::is_injected(InjectedBug::SwapLeaveRecord) {
+            region.remove(self, of).await?;
+        }
+        if swaps.flushes_home() {
+            // A later delete at home must not survive without the removal.
+            region.log().flush().await.map_err(|error| region.error(self, error))?;
+        }
+        swaps.remove(of.home, of.key);
+        Ok(())
+    }
+
+    /// Flushes the regions of the devices that serve.
+    ///
+    /// # Errors
+    /// Of the first device that failed.
+    pub(super) async fn flush_regions(&self) -> Result<(), EngineError> {
+        for guest in 0..self.devices() {
+            if let Ok(region) = self.region(guest) {
+                region.log().flush().await.map_err(|error| region.error(self, error))?;
+            }
+        }
+        Ok(())
     }
 
     /// The version and the whole value of a key that is swapped; `None` if it is not.
@@ -477,7 +508,7 @@ fn has_whole_value(value: &PutValue, offset: usize) -> bool {
 }
 
 /// The value of a record as home stores it.
-fn home_value(layout: RecordLayout, key: &Key, value: &StoredValue) -> PutValue {
+pub(super) fn home_value(layout: RecordLayout, key: &Key, value: &StoredValue) -> PutValue {
     let (at, bytes) = (layout.value_offset(key.len()), value.as_bytes());
     let mut record = Buffer::zeroed(at + bytes.len());
     record[at..].copy_from_slice(bytes);

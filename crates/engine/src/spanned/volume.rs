@@ -120,8 +120,10 @@ pub(super) fn member_config(
 }
 
 /// The part of one of so many devices in the settings of a volume.
-pub(super) fn member_open_config(config: &OpenConfig, devices: usize) -> OpenConfig {
+pub(super) fn member_open_config(config: &OpenConfig, devices: usize, swap_bytes: u64) -> OpenConfig {
     OpenConfig {
+        // The last one is for a replacement, which deletes keys.
+        cores: config.cores + usize::from(swap_bytes > 0),
         cache_bytes: part_of(config.cache_bytes, devices),
         prepare_bytes: part_of(config.prepare_bytes, devices),
         compact_bytes_per_second: part_of(config.compact_bytes_per_second, devices),
@@ -160,6 +162,14 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.lock()[map.device_of(RingPosition::of(key, hash_seed))].given
     }
 
+    /// The place of the device with the newest value of a key: its own, or that whose swap region has it.
+    pub fn place_of_newest(&self, key: &Key) -> usize {
+        let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
+        let home = map.device_of(RingPosition::of(key, hash_seed));
+        let swapped = self.swaps().and_then(|swaps| swaps.get(home, key)).filter(|of| of.is_acknowledged);
+        self.0.members.lock()[swapped.map_or(home, |swapped| swapped.guest.into())].given
+    }
+
     /// The swap regions that were opened.
     fn regions(&self) -> impl Iterator<Item = SwapVolume> {
         self.all_members().into_iter().filter_map(|member| member.swap)
@@ -168,6 +178,11 @@ impl<V: Volume> SpannedVolume<V> {
     /// The swapping of a volume with swap regions.
     pub(super) fn swaps(&self) -> Option<&SwappedKeys> {
         self.0.shared.swaps.as_deref()
+    }
+
+    /// The number of cores with handles.
+    pub(super) fn cores(&self) -> usize {
+        self.0.shared.cores
     }
 
     pub(super) fn all_members(&self) -> Vec<Member<V>> {
@@ -269,9 +284,10 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             return Err(SuperblockError::Engine { found, wanted }.into());
         }
         tell_replacements(devices, &read).await;
-        let of_member = member_open_config(&config, devices.len());
+        let of_member = member_open_config(&config, devices.len(), superblock.swap_bytes);
         let swap_bytes = superblock.swap_bytes;
-        let swaps = (swap_bytes > 0).then(|| SwappedKeys::new(devices.len(), config.swap_gap));
+        let swaps =
+            (swap_bytes > 0).then(|| SwappedKeys::new(devices.len(), config.swap_gap, config.durability));
         let mut members = Vec::with_capacity(devices.len());
         let places = places_of(&read);
         for (index, &given) in places.iter().enumerate() {
@@ -354,7 +370,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
                 };
                 let problems = of_region.problems.into_iter().map(placed).collect();
                 // Its keys are those of other devices, which have older values of them.
-                report.add(VerifyReport { problems, keys: 0, ..of_region });
+                report.add(VerifyReport { problems, keys: 0, used_bytes: 0, ..of_region });
             }
         }
         Ok(report)
@@ -406,7 +422,10 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     }
 
     fn is_idle(&self) -> bool {
-        self.members().all(|volume| volume.is_idle()) && self.regions().all(|region| region.is_idle())
+        let is_merging = self.swaps().is_some_and(SwappedKeys::is_merging);
+        !is_merging
+            && self.members().all(|volume| volume.is_idle())
+            && self.regions().all(|region| region.is_idle())
     }
 
     /// A device whose writes failed leaves the others as they are.

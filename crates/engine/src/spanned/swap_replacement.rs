@@ -1,0 +1,117 @@
+//! Swapped keys when a device is replaced: those of which it had the newest values, and those that it was the home of.
+//!
+//! ```text
+//!   in its region     ─▶ deleted at home, which has an older value
+//!   its own           ─▶ superblock on the new device ─▶ stored there, one after another, and removed from the regions of others
+//! ```
+//! In: the devices, one of which is given up. Out: no key has a value that is older than one which was acknowledged, and those that are not lost are at their
+//! home. Invariant: regions keep all until the new device is one of the volume. Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of
+//! the simulator.
+
+use super::places::{OpenMember, OpenRegion};
+use super::superblock::SpanSuperblock;
+use super::swap_region::{split_record, swap_read_range};
+use super::swapped_keys::SwapNotes;
+use super::swapping::home_value;
+use super::volume::{SpannedVolume, member_device};
+use crate::{Engine, OpenError, PutOptions, PutOutcome, ValueRange, Volume};
+use octokv_base::{BufferPool, Key, RingPosition, Version};
+use octokv_device::Device;
+use std::rc::Rc;
+
+impl<V: Volume> SpannedVolume<V> {
+    /// A handle on a device that serves, of the core that is for replacements.
+    fn replacement_handle(
+        &self,
+        devices: &[Rc<dyn Device>],
+        index: usize,
+        pool: &BufferPool,
+    ) -> Option<OpenMember<V::Engine>> {
+        let member = &self.all_members()[index];
+        let device = &devices[member.given];
+        let is_served = member.volume.is_ok() && device.is_available();
+        is_served.then(|| self.member_engine(index, member, (self.cores(), device, pool)).volume).flatten()
+    }
+
+    fn position_of(&self, key: &Key) -> RingPosition {
+        RingPosition::of(key, self.superblock().hash_seed)
+    }
+
+    /// Deletes the keys whose newest values were in the region of a device that is given up.
+    ///
+    /// # Errors
+    /// A home device fails.
+    pub(super) async fn delete_swapped(
+        &self,
+        devices: &[Rc<dyn Device>],
+        guest: usize,
+        pool: &BufferPool,
+    ) -> Result<(), OpenError> {
+        let Some(swaps) = self.swaps() else { return Ok(()) };
+        for home in (0..devices.len()).filter(|&home| home != guest) {
+            let keys = swaps.keys_in(home, guest);
+            // The keys of a home that is lost, too, are lost with it.
+            let Some(of_home) = self.replacement_handle(devices, home, pool) else { continue };
+            for key in keys {
+                let _exclusive = swaps.exclude(self.position_of(&key)).await;
+                let Some(swapped) = swaps.get(home, &key).filter(|of| usize::from(of.guest) == guest) else {
+                    continue;
+                };
+                // Without an acknowledged put what home has is the newest.
+                if swapped.is_acknowledged {
+                    let deleted = of_home.engine.delete_with(&key, Version::NONE).await;
+                    deleted.map_err(|error| of_home.place.engine_error(error))?;
+                }
+                swaps.remove(home, &key);
+            }
+            of_home.engine.flush().await.map_err(|error| of_home.place.engine_error(error))?;
+        }
+        Ok(())
+    }
+
+    /// Stores the values of the swapped keys of a device that was given up in the volume on the new one, and removes them from the regions of
+    /// others. A key whose region or new volume fails stays swapped, and is merged later.
+    pub(super) async fn merge_into(
+        &self,
+        volume: &V,
+        (devices, given): (&[Rc<dyn Device>], usize),
+        home: usize,
+        pool: &BufferPool,
+    ) {
+        let Some(swaps) = self.swaps() else { return };
+        let device = member_device(&devices[given], self.superblock().swap_bytes);
+        let new = volume.engine(self.cores(), &[device], pool.clone());
+        for guest in (0..devices.len()).filter(|&guest| guest != home) {
+            let of_guest = self.replacement_handle(devices, guest, pool);
+            let Some(OpenMember { swap: Some(OpenRegion { engine: region, .. }), .. }) = of_guest else {
+                continue;
+            };
+            for key in swaps.keys_in(home, guest) {
+                let _exclusive = swaps.exclude(self.position_of(&key)).await;
+                let record = region.get_range(&key, swap_read_range(ValueRange::ALL)).await;
+                let is_stored = match record
+                    .map(|record| record.and_then(|record| split_record(record, ValueRange::ALL)))
+                {
+                    Ok(Some((versions, value))) => {
+                        let value = home_value(new.record_layout(), &key, &value);
+                        let options = PutOptions { version: versions.version, ..PutOptions::default() };
+                        let outcome = new.put_with(&key, value, options).await;
+                        outcome.is_ok_and(|outcome| outcome != PutOutcome::Full) && new.flush().await.is_ok()
+                    }
+                    Ok(None) => true,
+                    Err(_) => false,
+                };
+                if is_stored && region.delete_with(&key, Version::NONE).await.is_ok() {
+                    swaps.remove(home, &key);
+                }
+            }
+        }
+    }
+
+    /// The notes of a device without keys: of those that it had the regions of others still have some.
+    pub(super) fn notes_of_replaced(&self, index: usize) -> SwapNotes {
+        let SpanSuperblock { map, hash_seed, .. } = self.superblock();
+        let partition_of = |key: &Key| map.partition_of(RingPosition::of(key, hash_seed));
+        self.swaps().map(|swaps| swaps.notes_of_keys(index, partition_of)).unwrap_or_default()
+    }
+}
