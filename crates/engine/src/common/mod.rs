@@ -11,7 +11,7 @@
 //!   [`journal_reader`]: their replay.
 //! - `media_errors`: errors of reads whose blocks are lost.
 //! - [`image_stream`]: structures of any length, in two copies. [`unit_reader`]: reads at any alignment.
-//! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked. [`shared_lock`]: several operations share it, or one has it alone.
+//! - [`key_locks`]: one writer at a time per key. [`held_numbers`]: the set of those that are locked. `shared_lock`: several operations share it, or one has it alone.
 //! - [`prepare`]: which never-written space is written with zeros, ahead of its use.
 //! - [`record`]: key and value on the device. `write_rules`: versions, conditions and expiry of a write.
 //! - [`superblock`], [`superblock_io`]: whose volume a device holds, and the newest of the superblocks that say it.
