@@ -130,8 +130,6 @@ pub enum InjectedBug {
     SpanListEndsEarly,
     /// A device that was replaced is served again.
     SpanTakeReplaced,
-    /// A superblock does not say that keys of the device may be in the swap region of another.
-    SwapForgetNote,
     /// A swapped key is removed from the swap region before its value is stored at home.
     SwapRemoveFirst,
     /// A swapped key is read at its home.

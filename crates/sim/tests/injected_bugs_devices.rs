@@ -60,11 +60,6 @@ fn an_opening_that_forgets_swapped_keys_is_found() {
 }
 
 #[test]
-fn a_lost_region_that_no_superblock_names_is_found() {
-    assert_found(InjectedBug::SwapForgetNote, Scenario::Devices, 200);
-}
-
-#[test]
 fn disks_hang_beside_crashes_and_others_serve() {
     let (mut hung, mut unavailable, mut crashes, mut served, mut replaced) = (0, 0, 0, 0, 0);
     for seed in 500..540 {

@@ -201,9 +201,7 @@ impl<E: Engine> SpannedEngine<E> {
         guest: usize,
     ) -> Result<(), EngineError> {
         let partition = self.map().partition_of(of.position);
-        if swaps.notes(of.home).has(partition, guest)
-            || bug_injection::is_injected(InjectedBug::SwapForgetNote)
-        {
+        if swaps.notes(of.home).has(partition, guest) {
             return Ok(());
         }
         let _turn = swaps.superblocks.exclude().await;
