@@ -80,6 +80,14 @@ impl SharedLock {
         self.acquire(LockMode::Exclusive).await
     }
 
+    /// The lock, without others, if no operation has it or waits for it.
+    pub fn try_exclude(&self) -> Option<SharedLockGuard<'_>> {
+        let mut state = self.0.lock();
+        let is_taken = state.waiters.is_empty() && state.take(LockMode::Exclusive);
+        // Not built otherwise: its drop would release the lock.
+        is_taken.then(|| SharedLockGuard { lock: self, mode: LockMode::Exclusive })
+    }
+
     async fn acquire(&self, mode: LockMode) -> SharedLockGuard<'_> {
         let waiter = {
             let mut state = self.0.lock();
@@ -168,8 +176,9 @@ mod tests {
         drop(guard);
         let guard = polled(behind.as_mut()).expect("granted");
         assert!(polled(pin!(lock.exclude())).is_none(), "and dropped");
+        assert!(lock.try_exclude().is_none());
         drop(guard);
-        assert!(polled(pin!(lock.exclude())).is_some());
+        assert!(lock.try_exclude().is_some() && polled(pin!(lock.exclude())).is_some());
     }
 
     #[test]

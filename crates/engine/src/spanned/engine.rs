@@ -217,17 +217,17 @@ impl<E: Engine> SpannedEngine<E> {
             Some(Box::pin(task(PlacedMember::new(member)?)))
         };
         let members = (0..self.members.len()).map(|device| self.any_member(device));
-        let mut tasks: Vec<_> = members.map(|member| (member.replacements, begin(member))).collect();
+        let mut tasks: Vec<_> = members.map(|member| (Rc::clone(&member), begin(member))).collect();
         let poll = |context: &mut Context<'_>| {
             let mut wakers = self.background.borrow_mut();
             if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
                 wakers.push(context.waker().clone());
             }
             drop(wakers);
-            for (device, (replacements, running)) in tasks.iter_mut().enumerate() {
+            for (device, (of_member, running)) in tasks.iter_mut().enumerate() {
                 let member = self.any_member(device);
-                if *replacements != member.replacements {
-                    (*replacements, *running) = (member.replacements, begin(member));
+                if !Rc::ptr_eq(of_member, &member) {
+                    (*of_member, *running) = (Rc::clone(&member), begin(member));
                 }
                 if running.as_mut().is_some_and(|task| task.as_mut().poll(context).is_ready()) {
                     *running = None;
@@ -316,7 +316,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     ) -> Result<(), EngineError> {
         let members = self.members_of(range)?;
         let outcome = match self.swaps() {
-            Some(swaps) if swaps.count() > 0 => {
+            Some(swaps) if swaps.count() > 0 || swaps.has_unknown() => {
                 let swapped = async |key: &Key| self.swapped_value(swaps, key).await;
                 scan_with_swaps(&members, self.order, (range, since), swapped, sink).await
             }

@@ -120,6 +120,8 @@ impl<V: Volume> SpannedVolume<V> {
             return Err(OpenError::OtherFormat);
         }
         prepare(&volume);
+        // From here on no put is stored in its region, which may still work.
+        let retired = self.retire(index);
         self.delete_swapped(devices, index, pool).await?;
         if !is_there {
             if told.is_empty() {
@@ -139,16 +141,16 @@ impl<V: Volume> SpannedVolume<V> {
             let superblock = SpanSuperblock { device: place, generation: 0, replacements, swaps, ..known };
             write_superblock(&**device, &superblock).await?;
         }
-        if let Some(swaps) = self.swaps() {
+        let mut swap = None;
+        if let Some((swaps, region)) = self.swaps().zip(region) {
             swaps.forget_guest(index);
+            swap = recover_swaps(swaps, &known, index, Ok(region));
+            swaps.clear_unknown(index);
             self.merge_into(&volume, (devices, given), index, pool).await;
             swaps.set_notes(index, self.notes_of_replaced(index));
         }
-        let swap = self
-            .swaps()
-            .zip(region)
-            .and_then(|(swaps, region)| recover_swaps(swaps, &known, index, Ok(region)));
         self.set_member(index, Member::new(given, replacements[index], Ok(volume), swap));
+        retired.keep();
         Ok(())
     }
 

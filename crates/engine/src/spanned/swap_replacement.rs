@@ -18,8 +18,33 @@ use crate::{Engine, OpenError, PutOptions, PutOutcome, ValueRange, Volume};
 use octokv_base::{BufferPool, Key, RingPosition, Version};
 use octokv_device::Device;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Lets a member serve again unless its replacement succeeds.
+pub(super) struct RetiredMember(Option<Arc<AtomicBool>>);
+
+impl RetiredMember {
+    /// It was replaced.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for RetiredMember {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|is_retired| is_retired.store(false, Ordering::Release));
+    }
+}
 
 impl<V: Volume> SpannedVolume<V> {
+    /// Keeps all cores from using the device of an index.
+    pub(super) fn retire(&self, index: usize) -> RetiredMember {
+        let is_retired = Arc::clone(&self.all_members()[index].is_retired);
+        is_retired.store(true, Ordering::Release);
+        RetiredMember(Some(is_retired))
+    }
+
     /// A handle on a device that serves, of the core that is for replacements.
     fn replacement_handle(
         &self,
@@ -48,6 +73,7 @@ impl<V: Volume> SpannedVolume<V> {
         pool: &BufferPool,
     ) -> Result<(), OpenError> {
         let Some(swaps) = self.swaps() else { return Ok(()) };
+        swaps.drain_locks().await;
         for home in (0..devices.len()).filter(|&home| home != guest) {
             let keys = swaps.keys_in(home, guest);
             // The keys of a home that is lost, too, are lost with it.

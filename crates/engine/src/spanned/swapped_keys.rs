@@ -247,6 +247,13 @@ impl SwappedKeys {
         }
     }
 
+    /// Waits for the operations that hold a lock of a key now.
+    pub async fn drain_locks(&self) {
+        for lock in &self.locks {
+            lock.exclude().await;
+        }
+    }
+
     /// The keys whose newest values were in the region of a device that was replaced are at home.
     pub fn forget_guest(&self, guest: usize) {
         for home in &self.homes {
@@ -256,6 +263,10 @@ impl SwappedKeys {
             self.count.fetch_sub(before - keys.len(), Ordering::AcqRel);
         }
         self.notes.lock().iter_mut().for_each(|notes| notes.guests &= !(1 << guest));
+    }
+
+    /// The region of a device that replaces another has been opened: what is not in it is at home.
+    pub fn clear_unknown(&self, guest: usize) {
         let mut unknown = self.unknown.lock();
         unknown.iter_mut().for_each(|guests| *guests &= !(1 << guest));
         self.has_unknown.store(unknown.iter().any(|&guests| guests != 0), Ordering::Release);

@@ -21,7 +21,7 @@ use crate::common::write_rules::{KnownKey, decide_put};
 use crate::log::handle::LogEngine;
 use crate::{
     DeleteOutcome, Engine, EngineError, KeyStatus, PutMode, PutOptions, PutOutcome, PutValue, StoredValue,
-    ValueRange,
+    ValueRange, Volume,
 };
 use octokv_base::{Buffer, Key, Nanos, RecordLayout, RingPosition, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
@@ -67,7 +67,11 @@ impl<E: Engine> SpannedEngine<E> {
 
     /// The device whose region is to have a put of a key at `home`.
     fn guest_for(&self, swaps: &SwappedKeys, home: usize) -> Option<usize> {
-        swaps.guest_for(home, (0..self.devices()).filter(|&device| self.region(device).is_ok()))
+        swaps.guest_for(
+            home,
+            (0..self.devices())
+                .filter(|&device| self.region(device).is_ok_and(|region| region.is_writable())),
+        )
     }
 
     /// An operation on the volume of a key's home.
@@ -193,7 +197,7 @@ impl<E: Engine> SpannedEngine<E> {
     /// Notes in the superblock of a key's home that keys of its partition may be in the region of `guest`, if it does not say so.
     ///
     /// # Errors
-    /// The home device failed, or a write of a superblock was dropped before.
+    /// The home device failed; superblocks are being written, or a write of one was dropped before.
     async fn note_guest(
         &self,
         swaps: &SwappedKeys,
@@ -204,7 +208,8 @@ impl<E: Engine> SpannedEngine<E> {
         if swaps.notes(of.home).has(partition, guest) {
             return Ok(());
         }
-        let _turn = swaps.superblocks.exclude().await;
+        // A replacement writes superblocks, and waits for locks of keys meanwhile.
+        let Some(_turn) = swaps.superblocks.try_exclude() else { return Err(absent(of.home)) };
         let mut notes = swaps.notes(of.home);
         notes.add(partition, guest);
         let placed = self.member(of.home)?;
@@ -236,14 +241,20 @@ impl<E: Engine> SpannedEngine<E> {
             if bug_injection::is_injected(InjectedBug::SwapRemoveFirst) {
                 region.remove(self, of).await?;
             }
-            let is_stored = self
-                .at_home(of, async |engine| {
+            let put = async |options: PutOptions| {
+                self.at_home(of, async |engine| {
                     let value = home_value(engine.record_layout(), of.key, &value);
-                    engine.put_with(of.key, value, merge_options(versions)).await
+                    engine.put_with(of.key, value, options).await
                 })
-                .await?;
-            // Another version is that of a write at home whose caller dropped it before it had removed the record: it is newer.
-            if is_stored == PutOutcome::Full {
+                .await
+            };
+            let mut outcome = put(merge_options(versions)).await?;
+            // A newer version is that of a write at home whose caller dropped it before it had removed the record. An older one is that of a home which was
+            // replaced, and has no value.
+            if matches!(outcome, PutOutcome::OtherVersion(found) if found < versions.at_home) {
+                outcome = put(PutOptions { version: versions.version, ..PutOptions::default() }).await?;
+            }
+            if outcome == PutOutcome::Full {
                 return Ok(false);
             }
         }
@@ -457,6 +468,10 @@ struct Region<E> {
 }
 
 impl<E: Engine> Region<E> {
+    fn is_writable(&self) -> bool {
+        !Volume::is_read_only(self.log().volume())
+    }
+
     fn log(&self) -> &LogEngine {
         &self.placed.open().swap.as_ref().expect("it has a region").engine
     }
