@@ -57,7 +57,7 @@ pub(super) fn absent(device: usize) -> EngineError {
 }
 
 /// Whether the device of a handle has not failed.
-fn serves<E>(placed: &PlacedMember<E>) -> bool {
+pub(super) fn serves<E>(placed: &PlacedMember<E>) -> bool {
     !placed.is_lost() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
 }
 

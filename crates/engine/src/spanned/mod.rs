@@ -40,6 +40,6 @@ pub use engine::SpannedEngine;
 pub use iterator::SpannedIterator;
 pub use partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
 pub use superblock::SpanSuperblock;
+pub use swap_notes::SwapNotes;
 pub use swap_region::{SWAP_UNIT_BYTES, check_swaps};
-pub use swapped_keys::SwapNotes;
 pub use volume::SpannedVolume;

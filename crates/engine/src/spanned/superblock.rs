@@ -10,8 +10,8 @@
 //! would serve older values of swapped keys. Tested below.
 
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::swap_notes::SwapNotes;
 use super::swap_region::SWAP_UNIT_BYTES;
-use super::swapped_keys::SwapNotes;
 use crate::EngineKind;
 use crate::common::superblock::{
     DeviceOfVolume, EngineNumber, SUPERBLOCK_BYTES, Superblock, SuperblockError, SuperblockField,

@@ -4,11 +4,12 @@
 //! may be in a region that is not there. Invariant: a key is served only if no region can have a newer value of it. Tested in `tests/spanned_swap.rs`.
 
 use super::superblock::SpanSuperblock;
-use super::swap_notes;
+use super::swap_notes::SwapNotes;
 use super::swap_region::{OpenedRegion, SwapVolume};
-use super::swapped_keys::{SwapNotes, SwappedKey, SwappedKeys};
+use super::swapped_keys::{SwappedKey, SwappedKeys};
 use crate::OpenError;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::superblock_io::{read_superblock, write_superblock};
 use octokv_base::RingPosition;
 use octokv_device::Device;
 use std::rc::Rc;
@@ -54,8 +55,21 @@ pub(super) async fn recover_notes(
         }
     }
     let is_empty = swaps.next(home, None).is_none() && !swaps.has_unknown();
-    if is_empty && swap_notes::write(device, SwapNotes::default()).await.is_ok() {
+    if is_empty && write_notes(device, SwapNotes::default()).await.is_ok() {
         notes = SwapNotes::default();
     }
     swaps.set_notes(home, notes);
+}
+
+/// Writes the notes to the superblock of a device, which is otherwise unchanged. REQUIRES: no other writer of superblocks of the volume.
+///
+/// # Errors
+/// The device fails, or has no intact superblock any more.
+pub(super) async fn write_notes(device: &Rc<dyn Device>, swaps: SwapNotes) -> Result<(), OpenError> {
+    let (superblock, _) = read_superblock::<SpanSuperblock>(&**device).await?;
+    if superblock.swaps != swaps {
+        let generation = superblock.generation + 1;
+        write_superblock(&**device, &SpanSuperblock { swaps, generation, ..superblock }).await?;
+    }
+    Ok(())
 }

@@ -58,7 +58,7 @@ struct SwapHeader {
     zero: [u8; 16],
 }
 
-pub(super) const SWAP_HEADER_BYTES: usize = size_of::<SwapHeader>();
+const SWAP_HEADER_BYTES: usize = size_of::<SwapHeader>();
 
 /// The bytes of a device before its swap region and behind the superblocks of the span.
 pub(super) fn keys_range(device_bytes: u64, swap_bytes: u64) -> Range<u64> {
@@ -67,7 +67,7 @@ pub(super) fn keys_range(device_bytes: u64, swap_bytes: u64) -> Range<u64> {
 }
 
 /// The bytes of the swap region of a device.
-pub(super) fn swap_range(device_bytes: u64, swap_bytes: u64) -> Range<u64> {
+fn swap_range(device_bytes: u64, swap_bytes: u64) -> Range<u64> {
     keys_range(device_bytes, swap_bytes).end..device_bytes
 }
 
@@ -113,11 +113,11 @@ pub(super) fn swap_format(of_volume: &FormatConfig) -> FormatConfig {
 }
 
 /// How the region of a device is opened.
-pub(super) fn swap_config(of_volume: &OpenConfig) -> OpenConfig {
+fn swap_config(of_volume: &OpenConfig) -> OpenConfig {
     OpenConfig { cache_bytes: 0, prepare_bytes: 0, ..of_volume.clone() }
 }
 
-/// A record of a region, for a value.
+/// A record of a region, for a value whose buffer has the layout `of`. REQUIRES: its buffers have all of it.
 pub(super) fn swap_value(
     layout: RecordLayout,
     key: &Key,
@@ -132,7 +132,7 @@ pub(super) fn swap_value(
     let mut record = Buffer::zeroed(at + SWAP_HEADER_BYTES + value.bytes);
     record[at..][..SWAP_HEADER_BYTES].copy_from_slice(header.as_bytes());
     let mut to = at + SWAP_HEADER_BYTES;
-    let first = &value.record[of.value_offset(key.len()).min(value.record.len())..];
+    let first = &value.record[of.value_offset(key.len())..];
     for part in std::iter::once(first).chain(value.more.iter().flatten().map(|buffer| &buffer[..])) {
         let bytes = part.len().min(record.len() - to);
         record[to..][..bytes].copy_from_slice(&part[..bytes]);
@@ -141,14 +141,21 @@ pub(super) fn swap_value(
     PutValue::new(record, SWAP_HEADER_BYTES + value.bytes)
 }
 
-/// The part of a record's value that has to be read for a part of the value.
-pub(super) fn swap_read_range(range: ValueRange) -> ValueRange {
+/// The versions of a record, and a part of its value; `None` if there is none, or it is too short for versions.
+///
+/// # Errors
+/// Of the engine.
+pub(super) async fn read_record(
+    region: &LogEngine,
+    key: &Key,
+    range: ValueRange,
+) -> Result<Option<(SwappedVersions, StoredValue)>, EngineError> {
     let end = range.offset.saturating_add(range.bytes_max).saturating_add(SWAP_HEADER_BYTES as u32);
-    ValueRange { offset: 0, bytes_max: end }
+    let record = region.get_range(key, ValueRange { offset: 0, bytes_max: end }).await?;
+    Ok(record.and_then(|record| split_record(record, range)))
 }
 
-/// The versions and the value of a record; `None` if it is too short for one.
-pub(super) fn split_record(record: StoredValue, range: ValueRange) -> Option<(SwappedVersions, StoredValue)> {
+fn split_record(record: StoredValue, range: ValueRange) -> Option<(SwappedVersions, StoredValue)> {
     let (header, _) = SwapHeader::read_from_prefix(record.as_bytes()).ok()?;
     let versions = SwappedVersions {
         version: Version::from_bits(header.version.get()),
@@ -182,29 +189,19 @@ pub(super) async fn open_region(
     };
     engine.list(&Key::new(&[]).expect("the empty key"), &mut collect).await?;
     let mut listed = Vec::with_capacity(keys.len());
+    let versions_of = async |key| {
+        let read = read_record(&engine, key, ValueRange { offset: 0, bytes_max: 0 }).await;
+        read.map(|record| record.map(|(versions, _)| versions))
+    };
     for some in keys.chunks(READ_AT_ONCE) {
-        let versions = join_all(some.iter().map(|key| versions_of(&engine, key))).await;
+        let versions = join_all(some.iter().map(&versions_of)).await;
         for (key, mut read) in some.iter().zip(versions) {
+            // A small pool has no buffers for so many reads at once.
             if read == Err(EngineError::NoMemory) {
-                read = versions_of(&engine, key).await;
+                read = versions_of(key).await;
             }
             listed.push((key.clone(), read.unwrap_or(None)));
         }
     }
     Ok((volume, listed))
-}
-
-/// The versions of a record; `None` if it is too short, or there is none.
-///
-/// # Errors
-/// It cannot be read.
-pub(super) async fn versions_of(
-    engine: &LogEngine,
-    key: &Key,
-) -> Result<Option<SwappedVersions>, EngineError> {
-    let range = ValueRange { offset: 0, bytes_max: SWAP_HEADER_BYTES as u32 };
-    let record = engine.get_range(key, range).await?;
-    Ok(record
-        .and_then(|record| split_record(record, ValueRange { offset: 0, bytes_max: 0 }))
-        .map(|(versions, _)| versions))
 }

@@ -10,8 +10,8 @@
 
 use super::places::{OpenMember, OpenRegion};
 use super::superblock::SpanSuperblock;
-use super::swap_region::{split_record, swap_read_range};
-use super::swapped_keys::SwapNotes;
+use super::swap_notes::SwapNotes;
+use super::swap_region::read_record;
 use super::swapping::home_value;
 use super::volume::{SpannedVolume, member_device};
 use crate::{Engine, OpenError, PutOptions, PutOutcome, ValueRange, Volume};
@@ -90,7 +90,9 @@ impl<V: Volume> SpannedVolume<V> {
                 }
                 swaps.remove(home, &key);
             }
-            of_home.engine.flush().await.map_err(|error| of_home.place.engine_error(error))?;
+            if swaps.flushes_home() {
+                of_home.engine.flush().await.map_err(|error| of_home.place.engine_error(error))?;
+            }
         }
         Ok(())
     }
@@ -114,15 +116,13 @@ impl<V: Volume> SpannedVolume<V> {
             };
             for key in swaps.keys_in(home, guest) {
                 let _exclusive = swaps.exclude(self.position_of(&key)).await;
-                let record = region.get_range(&key, swap_read_range(ValueRange::ALL)).await;
-                let is_stored = match record
-                    .map(|record| record.and_then(|record| split_record(record, ValueRange::ALL)))
-                {
+                let is_stored = match read_record(&region, &key, ValueRange::ALL).await {
                     Ok(Some((versions, value))) => {
                         let value = home_value(new.record_layout(), &key, &value);
                         let options = PutOptions { version: versions.version, ..PutOptions::default() };
                         let outcome = new.put_with(&key, value, options).await;
-                        outcome.is_ok_and(|outcome| outcome != PutOutcome::Full) && new.flush().await.is_ok()
+                        outcome.is_ok_and(|outcome| outcome != PutOutcome::Full)
+                            && (!swaps.flushes_home() || new.flush().await.is_ok())
                     }
                     Ok(None) => true,
                     Err(_) => false,

@@ -11,7 +11,8 @@
 //! Locks of keys: writes of a key at its home, and those of a swapped key in its region, share the lock; a key is swapped and merged under an exclusive one,
 //! as what decides on versions needs. Tested below and in `tests/spanned_swap.rs`.
 
-use super::partition_map::{SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::partition_map::SPAN_PARTITIONS;
+use super::swap_notes::SwapNotes;
 use super::swap_region::SwappedVersions;
 use crate::common::shared_lock::{SharedLock, SharedLockGuard};
 use crate::{Durability, SwapReport};
@@ -24,8 +25,8 @@ use std::task::Waker;
 
 /// The locks of keys: several keys share one.
 const LOCKS: usize = 1 << 12;
-/// The most swapped keys of a home device: 100 bytes of memory each, and what an opening reads.
-pub(super) const SWAPPED_KEYS_MAX: usize = 1 << 16;
+/// The most swapped keys of a home device: about 100 bytes of memory each, and as many reads at an opening.
+const SWAPPED_KEYS_MAX: usize = 1 << 16;
 
 /// A key whose newest value may be in a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +36,6 @@ pub(super) struct SwappedKey {
     pub versions: SwappedVersions,
     /// Whether a put to the region was acknowledged. Otherwise home may have the newest value.
     pub is_acknowledged: bool,
-}
-
-/// The partitions of a home device that have swapped keys, and the devices of the regions, as its superblock has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SwapNotes {
-    /// A bit for each partition.
-    pub partitions: [u8; SPAN_PARTITIONS / 8],
-    /// A bit for each device.
-    pub guests: u64,
 }
 
 /// The swapping of one home device.
@@ -111,29 +103,6 @@ impl SwapNoteInFlight<'_> {
 impl Drop for SwapNoteInFlight<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
-    }
-}
-
-impl SwapNotes {
-    /// Whether a key of the partition may be in the region of `guest`.
-    pub fn has(&self, partition: usize, guest: usize) -> bool {
-        self.has_partition(partition) && self.guests >> guest & 1 != 0
-    }
-
-    fn has_partition(&self, partition: usize) -> bool {
-        self.partitions[partition / 8] >> (partition % 8) & 1 != 0
-    }
-
-    /// Those without the region of a device.
-    pub fn without(mut self, guest: usize) -> SwapNotes {
-        self.guests &= !(1 << guest);
-        self
-    }
-
-    /// Adds a partition and a device.
-    pub fn add(&mut self, partition: usize, guest: usize) {
-        self.partitions[partition / 8] |= 1 << (partition % 8);
-        self.guests |= 1 << guest;
     }
 }
 
@@ -254,7 +223,7 @@ impl SwappedKeys {
         }
     }
 
-    /// The keys whose newest values were in the region of a device that was replaced are at home.
+    /// Forgets the keys and notes of a region whose device was replaced: reads of these keys go to their homes.
     pub fn forget_guest(&self, guest: usize) {
         for home in &self.homes {
             let mut keys = home.keys.lock();
@@ -262,10 +231,10 @@ impl SwappedKeys {
             keys.retain(|_, swapped| usize::from(swapped.guest) != guest);
             self.count.fetch_sub(before - keys.len(), Ordering::AcqRel);
         }
-        self.notes.lock().iter_mut().for_each(|notes| notes.guests &= !(1 << guest));
+        self.notes.lock().iter_mut().for_each(|notes| *notes = notes.without(guest));
     }
 
-    /// The region of a device that replaces another has been opened: what is not in it is at home.
+    /// Marks the region of a device as known, so that keys which it does not have are read at home. REQUIRES: its keys were inserted.
     pub fn clear_unknown(&self, guest: usize) {
         let mut unknown = self.unknown.lock();
         unknown.iter_mut().for_each(|guests| *guests &= !(1 << guest));
@@ -366,4 +335,3 @@ impl SwappedKeys {
         (guests != 0).then(|| guests.trailing_zeros() as usize)
     }
 }
-const _: () = assert!(SPAN_DEVICES_MAX <= u64::BITS as usize);

@@ -11,12 +11,13 @@
 //! of a write that was not acknowledged, or equal to what home has.
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
-use super::engine::{SpannedEngine, absent};
-use super::places::PlacedMember;
-use super::swap_notes;
-use super::swap_region::{SwappedVersions, split_record, swap_read_range, swap_value};
+use super::engine::{SpannedEngine, absent, serves};
+use super::places::{OpenRegion, PlacedMember};
+use super::swap_recovery::write_notes;
+use super::swap_region::{SwappedVersions, read_record, swap_value};
 use super::swapped_keys::{SwappedKey, SwappedKeys};
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::shared_lock::SharedLockGuard;
 use crate::common::write_rules::{KnownKey, decide_put};
 use crate::log::handle::LogEngine;
 use crate::{
@@ -33,15 +34,34 @@ const MERGE_PERIOD: Nanos = Nanos::from_millis(10);
 
 /// A key on a volume with regions.
 struct PlacedKey<'a> {
+    swaps: &'a SwappedKeys,
     key: &'a Key,
     position: RingPosition,
     home: usize,
 }
 
+impl<'a> PlacedKey<'a> {
+    fn swapped(&self) -> Option<SwappedKey> {
+        self.swaps.get(self.home, self.key)
+    }
+
+    fn set_swapped(&self, swapped: SwappedKey) {
+        self.swaps.insert(self.home, self.key.clone(), swapped);
+    }
+
+    async fn share(&self) -> SharedLockGuard<'a> {
+        self.swaps.share(self.position).await
+    }
+
+    async fn exclude(&self) -> SharedLockGuard<'a> {
+        self.swaps.exclude(self.position).await
+    }
+}
+
 impl<E: Engine> SpannedEngine<E> {
-    fn placed_key<'a>(&self, key: &'a Key) -> PlacedKey<'a> {
+    fn placed_key<'a>(&self, swaps: &'a SwappedKeys, key: &'a Key) -> PlacedKey<'a> {
         let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed());
-        PlacedKey { key, position, home: self.map().device_of(position) }
+        PlacedKey { swaps, key, position, home: self.map().device_of(position) }
     }
 
     /// The handle on a device with its region.
@@ -58,20 +78,17 @@ impl<E: Engine> SpannedEngine<E> {
 
     /// # Errors
     /// The key may be in a region that was not opened.
-    fn check_known(&self, swaps: &SwappedKeys, of: &PlacedKey<'_>) -> Result<(), EngineError> {
-        match swaps.unknown(self.map().partition_of(of.position)) {
+    fn check_known(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
+        match of.swaps.unknown(self.map().partition_of(of.position)) {
             Some(guest) => Err(absent(guest)),
             None => Ok(()),
         }
     }
 
-    /// The device whose region is to have a put of a key at `home`.
-    fn guest_for(&self, swaps: &SwappedKeys, home: usize) -> Option<usize> {
-        swaps.guest_for(
-            home,
-            (0..self.devices())
-                .filter(|&device| self.region(device).is_ok_and(|region| region.is_writable())),
-        )
+    /// The device whose region is to have a put of a key, if it is to be swapped.
+    fn guest_for(&self, of: &PlacedKey<'_>) -> Option<usize> {
+        let is_writable = |&device: &usize| self.region(device).is_ok_and(|region| region.is_writable());
+        of.swaps.guest_for(of.home, (0..self.devices()).filter(is_writable))
     }
 
     /// An operation on the volume of a key's home.
@@ -95,8 +112,8 @@ impl<E: Engine> SpannedEngine<E> {
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        let of = self.placed_key(key);
-        self.check_known(swaps, &of)?;
+        let of = self.placed_key(swaps, key);
+        self.check_known(&of)?;
         let of_home = self.member(of.home)?;
         let layout = of_home.engine().record_layout();
         let command = swaps.begin(of.home);
@@ -106,16 +123,16 @@ impl<E: Engine> SpannedEngine<E> {
         let put_home = async |value, options| {
             self.at_home(&of, async |engine| engine.put_with(key, value, options).await).await
         };
-        let shared = swaps.share(of.position).await;
-        match swaps.get(of.home, key) {
-            None if !may_swap || self.guest_for(swaps, of.home).is_none() => {
+        let shared = of.share().await;
+        match of.swapped() {
+            None if !may_swap || self.guest_for(&of).is_none() => {
                 return put_home(value, options).await;
             }
             Some(swapped) if may_swap && options.version == Version::NONE && swaps.stays_swapped(of.home) => {
                 drop(command);
                 let region = self.region(swapped.guest.into())?;
                 let _command = swaps.begin(region.guest);
-                if region.put(self, &of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
+                if region.put(&of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
                     swaps.acknowledge(of.home, key);
                     swaps.note_swapped(of.home);
                     return Ok(PutOutcome::Stored);
@@ -124,13 +141,13 @@ impl<E: Engine> SpannedEngine<E> {
             None | Some(_) => drop(command),
         }
         drop(shared);
-        let _exclusive = swaps.exclude(of.position).await;
-        if may_swap && let Some(outcome) = self.swap(swaps, &of, (&value, layout), &options).await? {
+        let _exclusive = of.exclude().await;
+        if may_swap && let Some(outcome) = self.swap(&of, (&value, layout), &options).await? {
             return Ok(outcome);
         }
         let _command = swaps.begin(of.home);
-        if let Some(swapped) = swaps.get(of.home, key)
-            && !self.merge(swaps, &of, swapped).await?
+        if let Some(swapped) = of.swapped()
+            && !self.merge(&of, swapped).await?
         {
             return Ok(PutOutcome::Full);
         }
@@ -143,25 +160,26 @@ impl<E: Engine> SpannedEngine<E> {
     /// A device failed. The value may be stored.
     async fn swap(
         &self,
-        swaps: &SwappedKeys,
         of: &PlacedKey<'_>,
         value: (&PutValue, RecordLayout),
         options: &PutOptions,
     ) -> Result<Option<PutOutcome>, EngineError> {
-        let before = swaps.get(of.home, of.key);
+        let before = of.swapped();
         let (guest, versions) = match before {
-            Some(swapped) if swaps.stays_swapped(of.home) => (usize::from(swapped.guest), swapped.versions),
+            Some(swapped) if of.swaps.stays_swapped(of.home) => {
+                (usize::from(swapped.guest), swapped.versions)
+            }
             Some(_) => return Ok(None),
             None => {
-                let Some(guest) = self.guest_for(swaps, of.home) else { return Ok(None) };
+                let Some(guest) = self.guest_for(of) else { return Ok(None) };
                 let status = self.at_home(of, async |engine| engine.status(of.key).await).await?;
                 let Some(status) = status.filter(|status| status.expires_at == UnixTime::NEVER) else {
                     return Ok(None);
                 };
-                if self.note_guest(swaps, of, guest).await.is_err() {
+                if self.note_guest(of, guest).await.is_err() {
                     return Ok(None);
                 }
-                if swaps.flushes_home() {
+                if of.swaps.flushes_home() {
                     // Home lists a swapped key by its older value, which a power loss must not undo.
                     self.at_home(of, async |engine| engine.flush().await).await?;
                 }
@@ -176,18 +194,18 @@ impl<E: Engine> SpannedEngine<E> {
         let region = self.region(guest)?;
         let is_acknowledged = before.is_some_and(|swapped| swapped.is_acknowledged);
         let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged };
-        swaps.insert(of.home, of.key.clone(), swapped);
-        let _command = swaps.begin(guest);
-        match region.put(self, of, versions, value).await? {
+        of.set_swapped(swapped);
+        let _command = of.swaps.begin(guest);
+        match region.put(of, versions, value).await? {
             PutOutcome::Stored => {
-                swaps.insert(of.home, of.key.clone(), SwappedKey { is_acknowledged: true, ..swapped });
-                swaps.note_swapped(of.home);
+                of.set_swapped(SwappedKey { is_acknowledged: true, ..swapped });
+                of.swaps.note_swapped(of.home);
                 Ok(Some(PutOutcome::Stored))
             }
             _ => {
                 match before {
-                    Some(swapped) => swaps.insert(of.home, of.key.clone(), swapped),
-                    None => swaps.remove(of.home, of.key),
+                    Some(swapped) => of.set_swapped(swapped),
+                    None => of.swaps.remove(of.home, of.key),
                 }
                 Ok(None)
             }
@@ -198,29 +216,24 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// The home device failed; superblocks are being written, or a write of one was dropped before.
-    async fn note_guest(
-        &self,
-        swaps: &SwappedKeys,
-        of: &PlacedKey<'_>,
-        guest: usize,
-    ) -> Result<(), EngineError> {
+    async fn note_guest(&self, of: &PlacedKey<'_>, guest: usize) -> Result<(), EngineError> {
         let partition = self.map().partition_of(of.position);
-        if swaps.notes(of.home).has(partition, guest) {
+        if of.swaps.notes(of.home).has(partition, guest) {
             return Ok(());
         }
         // A replacement writes superblocks, and waits for locks of keys meanwhile.
-        let Some(_turn) = swaps.superblocks.try_exclude() else { return Err(absent(of.home)) };
-        let mut notes = swaps.notes(of.home);
+        let Some(_turn) = of.swaps.superblocks.try_exclude() else { return Err(absent(of.home)) };
+        let mut notes = of.swaps.notes(of.home);
         notes.add(partition, guest);
         let placed = self.member(of.home)?;
-        if !swaps.may_note() {
+        if !of.swaps.may_note() {
             return Err(absent(of.home));
         }
-        let in_flight = swaps.begin_note();
-        let written = swap_notes::write(&placed.open().whole, notes).await;
+        let in_flight = of.swaps.begin_note();
+        let written = write_notes(&placed.open().whole, notes).await;
         in_flight.end();
         written.map_err(|_| absent(of.home))?;
-        swaps.set_notes(of.home, notes);
+        of.swaps.set_notes(of.home, notes);
         Ok(())
     }
 
@@ -228,18 +241,13 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// A device failed; the key is still swapped.
-    async fn merge(
-        &self,
-        swaps: &SwappedKeys,
-        of: &PlacedKey<'_>,
-        swapped: SwappedKey,
-    ) -> Result<bool, EngineError> {
+    async fn merge(&self, of: &PlacedKey<'_>, swapped: SwappedKey) -> Result<bool, EngineError> {
         let region = self.region(swapped.guest.into())?;
-        let _merge = swaps.begin_merge();
+        let _merge = of.swaps.begin_merge();
         // None if the put that was to write it ended without.
-        if let Some((versions, value)) = region.get(self, of, ValueRange::ALL).await? {
+        if let Some((versions, value)) = region.get(of, ValueRange::ALL).await? {
             if bug_injection::is_injected(InjectedBug::SwapRemoveFirst) {
-                region.remove(self, of).await?;
+                region.remove(of).await?;
             }
             let put = async |options: PutOptions| {
                 self.at_home(of, async |engine| {
@@ -258,8 +266,8 @@ impl<E: Engine> SpannedEngine<E> {
                 return Ok(false);
             }
         }
-        self.remove_record(swaps, of, swapped).await?;
-        swaps.note_merged(of.home);
+        self.remove_record(of, swapped).await?;
+        of.swaps.note_merged(of.home);
         Ok(true)
     }
 
@@ -304,21 +312,20 @@ impl<E: Engine> SpannedEngine<E> {
         from_home: impl AsyncFn(&E) -> Result<Option<T>, EngineError>,
         from_region: impl Fn(StoredValue) -> T,
     ) -> Result<Option<T>, EngineError> {
-        let of = self.placed_key(key);
-        self.check_known(swaps, &of)?;
-        let swapped =
-            swaps.get(of.home, key).filter(|_| !bug_injection::is_injected(InjectedBug::SwapReadHome));
+        let of = self.placed_key(swaps, key);
+        self.check_known(&of)?;
+        let swapped = of.swapped().filter(|_| !bug_injection::is_injected(InjectedBug::SwapReadHome));
         let Some(swapped) = swapped else {
             let _command = swaps.begin(of.home);
             return self.at_home(&of, &from_home).await;
         };
-        if let Some(value) = self.get_in_region(swaps, &of, swapped, range).await? {
+        if let Some(value) = self.get_in_region(&of, swapped, range).await? {
             return Ok(Some(from_region(value)));
         }
         // It is being merged, or the put that was to write it ended without.
-        let _exclusive = swaps.exclude(of.position).await;
-        if let Some(swapped) = swaps.get(of.home, key)
-            && let Some(value) = self.get_in_region(swaps, &of, swapped, range).await?
+        let _exclusive = of.exclude().await;
+        if let Some(swapped) = of.swapped()
+            && let Some(value) = self.get_in_region(&of, swapped, range).await?
         {
             return Ok(Some(from_region(value)));
         }
@@ -327,14 +334,13 @@ impl<E: Engine> SpannedEngine<E> {
 
     async fn get_in_region(
         &self,
-        swaps: &SwappedKeys,
         of: &PlacedKey<'_>,
         swapped: SwappedKey,
         range: ValueRange,
     ) -> Result<Option<StoredValue>, EngineError> {
         let region = self.region(swapped.guest.into())?;
-        let _command = swaps.begin(region.guest);
-        Ok(region.get(self, of, range).await?.map(|(_, value)| value))
+        let _command = of.swaps.begin(region.guest);
+        Ok(region.get(of, range).await?.map(|(_, value)| value))
     }
 
     /// [`Engine::delete_with`].
@@ -347,19 +353,19 @@ impl<E: Engine> SpannedEngine<E> {
         key: &Key,
         version: Version,
     ) -> Result<DeleteOutcome, EngineError> {
-        let of = self.placed_key(key);
-        self.check_known(swaps, &of)?;
+        let of = self.placed_key(swaps, key);
+        self.check_known(&of)?;
         let _command = swaps.begin(of.home);
         let delete_home =
             async |version| self.at_home(&of, async |engine| engine.delete_with(key, version).await).await;
-        let shared = swaps.share(of.position).await;
-        if swaps.get(of.home, key).is_none() {
+        let shared = of.share().await;
+        if of.swapped().is_none() {
             return delete_home(version).await;
         }
         drop(shared);
-        let _exclusive = swaps.exclude(of.position).await;
-        let Some(swapped) = swaps.get(of.home, key) else { return delete_home(version).await };
-        if self.merge(swaps, &of, swapped).await? {
+        let _exclusive = of.exclude().await;
+        let Some(swapped) = of.swapped() else { return delete_home(version).await };
+        if self.merge(&of, swapped).await? {
             return delete_home(version).await;
         }
         // A full home deletes its older value.
@@ -367,7 +373,7 @@ impl<E: Engine> SpannedEngine<E> {
             return Ok(DeleteOutcome::NotNewer(swapped.versions.version));
         }
         let outcome = delete_home(version.max(merge_options(swapped.versions).version)).await?;
-        self.remove_record(swaps, &of, swapped).await?;
+        self.remove_record(&of, swapped).await?;
         Ok(outcome)
     }
 
@@ -375,24 +381,19 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// A device failed; the key is still swapped.
-    async fn remove_record(
-        &self,
-        swaps: &SwappedKeys,
-        of: &PlacedKey<'_>,
-        swapped: SwappedKey,
-    ) -> Result<(), EngineError> {
+    async fn remove_record(&self, of: &PlacedKey<'_>, swapped: SwappedKey) -> Result<(), EngineError> {
         let region = self.region(swapped.guest.into())?;
-        if swaps.flushes_home() {
+        if of.swaps.flushes_home() {
             self.at_home(of, async |engine| engine.flush().await).await?;
         }
         if !bug_injection::is_injected(InjectedBug::SwapLeaveRecord) {
-            region.remove(self, of).await?;
+            region.remove(of).await?;
         }
-        if swaps.flushes_home() {
+        if of.swaps.flushes_home() {
             // A later delete at home must not survive without the removal.
-            region.log().flush().await.map_err(|error| region.error(self, error))?;
+            region.flush().await?;
         }
-        swaps.remove(of.home, of.key);
+        of.swaps.remove(of.home, of.key);
         Ok(())
     }
 
@@ -403,7 +404,7 @@ impl<E: Engine> SpannedEngine<E> {
     pub(super) async fn flush_regions(&self) -> Result<(), EngineError> {
         for guest in 0..self.devices() {
             if let Ok(region) = self.region(guest) {
-                region.log().flush().await.map_err(|error| region.error(self, error))?;
+                region.flush().await?;
             }
         }
         Ok(())
@@ -418,11 +419,11 @@ impl<E: Engine> SpannedEngine<E> {
         swaps: &SwappedKeys,
         key: &Key,
     ) -> Result<Option<StoredValue>, EngineError> {
-        let of = self.placed_key(key);
-        self.check_known(swaps, &of)?;
-        match swaps.get(of.home, key) {
+        let of = self.placed_key(swaps, key);
+        self.check_known(&of)?;
+        match of.swapped() {
             None => Ok(None),
-            Some(swapped) => self.get_in_region(swaps, &of, swapped, ValueRange::ALL).await,
+            Some(swapped) => self.get_in_region(&of, swapped, ValueRange::ALL).await,
         }
     }
 
@@ -447,11 +448,11 @@ impl<E: Engine> SpannedEngine<E> {
         while swaps.is_idle(home)
             && let Some(key) = swaps.next(home, behind.as_ref())
         {
-            let of = self.placed_key(&key);
+            let of = self.placed_key(swaps, &key);
             if self.is_own(of.position) {
-                let _exclusive = swaps.exclude(of.position).await;
-                if let Some(swapped) = swaps.get(home, &key)
-                    && self.merge(swaps, &of, swapped).await != Ok(true)
+                let _exclusive = of.exclude().await;
+                if let Some(swapped) = of.swapped()
+                    && self.merge(&of, swapped).await != Ok(true)
                 {
                     return;
                 }
@@ -468,49 +469,50 @@ struct Region<E> {
 }
 
 impl<E: Engine> Region<E> {
+    fn open(&self) -> &OpenRegion {
+        self.placed.open().swap.as_ref().expect("it has a region")
+    }
+
+    fn log(&self) -> &LogEngine {
+        &self.open().engine
+    }
+
     fn is_writable(&self) -> bool {
         !Volume::is_read_only(self.log().volume())
     }
 
-    fn log(&self) -> &LogEngine {
-        &self.placed.open().swap.as_ref().expect("it has a region").engine
+    /// The error of an operation on the region: that its device has failed, whatever it was that the engine noticed.
+    fn error(&self, error: EngineError) -> EngineError {
+        if serves(&self.placed) { self.open().place.engine_error(error) } else { absent(self.guest) }
     }
 
-    fn error(&self, engine: &SpannedEngine<E>, error: EngineError) -> EngineError {
-        let place = self.placed.open().swap.as_ref().expect("it has a region").place;
-        match engine.error_of(&self.placed, self.guest, error) {
-            lost @ EngineError::Device { error: octokv_device::DeviceError::Unavailable, .. } => lost,
-            _ => place.engine_error(error),
-        }
+    async fn flush(&self) -> Result<(), EngineError> {
+        self.log().flush().await.map_err(|error| self.error(error))
     }
 
     async fn put(
         &self,
-        engine: &SpannedEngine<E>,
         of: &PlacedKey<'_>,
         versions: SwappedVersions,
         (value, layout): (&PutValue, RecordLayout),
     ) -> Result<PutOutcome, EngineError> {
         let log = self.log();
         let record = swap_value(log.record_layout(), of.key, versions, value, layout);
-        log.put_with(of.key, record, PutOptions::default()).await.map_err(|error| self.error(engine, error))
+        log.put_with(of.key, record, PutOptions::default()).await.map_err(|error| self.error(error))
     }
 
     /// The versions and the part of the value of a record.
     async fn get(
         &self,
-        engine: &SpannedEngine<E>,
         of: &PlacedKey<'_>,
         range: ValueRange,
     ) -> Result<Option<(SwappedVersions, StoredValue)>, EngineError> {
-        let record = self.log().get_range(of.key, swap_read_range(range)).await;
-        let record = record.map_err(|error| self.error(engine, error))?;
-        Ok(record.and_then(|record| split_record(record, range)))
+        read_record(self.log(), of.key, range).await.map_err(|error| self.error(error))
     }
 
-    async fn remove(&self, engine: &SpannedEngine<E>, of: &PlacedKey<'_>) -> Result<(), EngineError> {
+    async fn remove(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
         let removed = self.log().delete_with(of.key, Version::NONE).await;
-        removed.map(drop).map_err(|error| self.error(engine, error))
+        removed.map(drop).map_err(|error| self.error(error))
     }
 }
 

@@ -13,11 +13,12 @@ use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
 use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
 use super::superblock::SpanSuperblock;
+use super::swap_notes::SwapNotes;
 use super::swap_recovery::{recover_notes, recover_swaps};
 use super::swap_region::{
     SwapVolume, check_swaps, keys_range, open_region, swap_device, swap_format, swap_place,
 };
-use super::swapped_keys::{SwapNotes, SwappedKeys};
+use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
@@ -105,6 +106,28 @@ pub(super) async fn format_member<V: Volume>(
         <SwapVolume as Volume>::format(&[region], &swap_format(config)).await?;
     }
     Ok(())
+}
+
+/// Verifies the volume on a part of a device of several, which lies at `place`.
+///
+/// # Errors
+/// As for [`Volume::verify`].
+async fn verify_part<P: Volume>(
+    (device, place): (u16, MemberPlace),
+    part: Rc<dyn Device>,
+    pool: &BufferPool,
+    observer: &mut dyn VerifyObserver,
+) -> Result<VerifyReport, VerifyFailure> {
+    let verified = P::verify(&[part], pool, &mut MemberObserver { place, observer }).await;
+    let of_part =
+        verified.map_err(|failure| VerifyFailure { reason: place.open_error(failure.reason), ..failure })?;
+    let placed = |problem: RecordProblem| RecordProblem {
+        device: Some(device),
+        lba: place.lba(problem.lba),
+        ..problem
+    };
+    let problems = of_part.problems.into_iter().map(placed).collect();
+    Ok(VerifyReport { problems, ..of_part })
 }
 
 /// The configuration of the volume on one device of several, which was replaced so often: a new one has another identifier than those that were lost.
@@ -342,35 +365,15 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             read[given].map_err(failed)?;
             let place = MemberPlace::new(device, &*devices[given]);
             let swap_bytes = read[given].map_or(0, |superblock| superblock.swap_bytes);
-            let mut of_member = MemberObserver { place, observer: &mut *observer };
-            let verified =
-                V::verify(&[member_device(&devices[given], swap_bytes)], pool, &mut of_member).await;
-            let of_device = verified
-                .map_err(|failure| VerifyFailure { reason: place.open_error(failure.reason), ..failure })?;
-            let placed = |problem: RecordProblem| RecordProblem {
-                device: Some(device),
-                lba: place.lba(problem.lba),
-                ..problem
-            };
-            let problems = of_device.problems.into_iter().map(placed).collect();
-            report.add(VerifyReport { problems, ..of_device });
+            let member = member_device(&devices[given], swap_bytes);
+            report.add(verify_part::<V>((device, place), member, pool, &mut *observer).await?);
             if swap_bytes > 0 {
                 let place = swap_place(device.into(), &*devices[given], swap_bytes);
                 let region = swap_device(&devices[given], swap_bytes);
-                let mut of_region = MemberObserver { place, observer: &mut *observer };
-                let verified = <SwapVolume as Volume>::verify(&[region], pool, &mut of_region).await;
-                let of_region = verified.map_err(|failure| VerifyFailure {
-                    reason: place.open_error(failure.reason),
-                    ..failure
-                })?;
-                let placed = |problem: RecordProblem| RecordProblem {
-                    device: Some(device),
-                    lba: place.lba(problem.lba),
-                    ..problem
-                };
-                let problems = of_region.problems.into_iter().map(placed).collect();
+                let of_region =
+                    verify_part::<SwapVolume>((device, place), region, pool, &mut *observer).await?;
                 // Its keys are those of other devices, which have older values of them.
-                report.add(VerifyReport { problems, keys: 0, used_bytes: 0, ..of_region });
+                report.add(VerifyReport { keys: 0, used_bytes: 0, ..of_region });
             }
         }
         Ok(report)
