@@ -40,6 +40,12 @@ fn with_a_long_memtable(settings: &mut TreeSettings) {
     settings.memtable_bytes = 1 << 20;
 }
 
+/// The same, but that tombstones which are close to each other leave it.
+fn with_few_tombstones(settings: &mut TreeSettings) {
+    with_a_long_memtable(settings);
+    settings.tombstones_max = 500;
+}
+
 /// Flushes that are shorter than a compaction.
 fn with_short_compactions(settings: &mut TreeSettings) {
     make_small(settings);
@@ -67,8 +73,12 @@ impl Maintained {
     }
 
     fn with(compact_bytes_per_second: u64, adjust: fn(&mut TreeSettings)) -> Maintained {
+        Maintained::on_device(24 << 20, compact_bytes_per_second, adjust)
+    }
+
+    fn on_device(bytes: u64, compact_bytes_per_second: u64, adjust: fn(&mut TreeSettings)) -> Maintained {
         let fixture = LsmFixture::default();
-        let device: Rc<dyn Device> = StableMemory::new(24 << 20, 512);
+        let device: Rc<dyn Device> = StableMemory::new(bytes, 512);
         block_on(fixture.format(Rc::clone(&device)), || ());
         let config = OpenConfig { compact_bytes_per_second, ..fixture.open_config() };
         let pool = pool();
@@ -198,6 +208,42 @@ fn tombstones_leave_the_memtable_and_the_tables_although_nothing_more_is_written
     let later = volume.tree();
     let tables: u64 = later.levels.iter().map(|level| level.tables).sum();
     assert_eq!((later.memtable_bytes, tables), (empty_bytes, 0), "{later:?}");
+}
+
+/// Deletes every `step`th of 8,000 keys of a compacted volume, 200 in 30 ms. Gives the bytes of tables before, the most of memtables while it deletes, and the tree at once.
+fn after_deletes(step: usize) -> (u64, u64, TreeStatistics) {
+    // A journal that has all of the deletes.
+    let mut volume = Maintained::on_device(192 << 20, u64::MAX, with_few_tombstones);
+    volume.put(0..8_000, 100);
+    block_on(volume.engine.compact_all(), || ()).expect("no fault");
+    volume.advance_ms(100);
+    let before = volume.tree().levels.iter().map(|level| level.bytes).sum();
+    let mut memtable_bytes_max = 0;
+    for (count, index) in (0..8_000).step_by(step).enumerate() {
+        let deleted = block_on(volume.engine.delete(&key_of(index)), || ());
+        assert_eq!(deleted, Ok(DeleteOutcome::Deleted), "{index}");
+        if count % 200 == 199 {
+            volume.advance_ms(30);
+            memtable_bytes_max = memtable_bytes_max.max(volume.tree().memtable_bytes);
+        }
+    }
+    (before, memtable_bytes_max, volume.tree())
+}
+
+#[test]
+fn a_range_that_is_deleted_leaves_the_tables_while_it_is_deleted() {
+    let (before, memtable_bytes_max, tree) = after_deletes(1);
+    let table_bytes: u64 = tree.levels.iter().map(|level| level.bytes).sum();
+    assert!(table_bytes * 4 < before, "{table_bytes} of {before}: {tree:?}");
+    // One has all 8,000 tombstones in 1 MiB.
+    assert!(memtable_bytes_max < 400 << 10, "{memtable_bytes_max}: {tree:?}");
+}
+
+#[test]
+fn tombstones_that_lie_apart_wait_for_a_full_memtable() {
+    let (before, _, tree) = after_deletes(10);
+    let table_bytes: u64 = tree.levels.iter().map(|level| level.bytes).sum();
+    assert_eq!(table_bytes, before, "no flush of 800 tombstones: {tree:?}");
 }
 
 #[test]

@@ -65,8 +65,25 @@ struct Written {
     values: u64,
 }
 
+/// How fast a run goes at least, unless an operator has bounded it, in bytes a second.
+#[derive(Clone, Copy)]
+struct LeastPace {
+    tables: u64,
+    /// Of values that are moved.
+    values: u64,
+}
+
 /// A run without pauses, which ends the pauses of another that it waits for.
 pub(super) struct Hurry<'a>(&'a AtomicUsize);
+
+impl LsmVolume {
+    fn least_pace(&self, compaction: &TreeCompaction) -> LeastPace {
+        let permille = self.settings.compaction.tombstone_permille.max(1);
+        let is_dense = compaction.inputs.iter().any(|table| table.tombstone_permille() >= permille);
+        let tables = if is_dense { self.settings.pacing.tombstones_min } else { 0 };
+        LeastPace { tables, values: self.moved_per_second() }
+    }
+}
 
 impl RunPace<'_> {
     /// Of a run without pauses, until it has ended.
@@ -310,7 +327,7 @@ impl LsmCore {
         let newest_sequence = compaction.tables().map(|table| table.largest_sequence()).max().unwrap_or(0);
         let (mut key, mut entries): (Vec<u8>, Vec<CopiedEntry>) = (Vec::new(), Vec::new());
         let mut paused_at = Written { tables: 0, values: 0 };
-        let moved_per_second = volume.moved_per_second();
+        let least = volume.least_pace(compaction);
         let mut outcome = merge.seek(Position::START).await;
         loop {
             match outcome {
@@ -338,7 +355,7 @@ impl LsmCore {
                 if !kept.is_empty() {
                     self.push_key(compaction, version, std::mem::take(&mut key), kept, output).await?;
                 }
-                paused_at = self.pause(output, paused_at, pace, moved_per_second, false).await;
+                paused_at = self.pause(output, paused_at, pace, least, false).await;
             }
             let Some(next) = merge.entry() else { break };
             if entries.is_empty() {
@@ -353,7 +370,7 @@ impl LsmCore {
         while !output.ahead.is_empty() {
             self.write_first(output).await?;
         }
-        self.pause(output, paused_at, pace, moved_per_second, true).await;
+        self.pause(output, paused_at, pace, least, true).await;
         Ok(())
     }
 
@@ -463,7 +480,7 @@ impl LsmCore {
         output: &mut RunOutput<'_>,
         paused_at: Written,
         pace: &RunPace<'_>,
-        moved_per_second: u64,
+        least: LeastPace,
         is_end: bool,
     ) -> Written {
         let Some(handle) = pace.handle else { return paused_at };
@@ -483,8 +500,8 @@ impl LsmCore {
             true => 0,
             false => {
                 let pace = volume.pace();
-                let of_values = time(values, pace.hastened(moved_per_second, settings.device_max));
-                time(tables, pace.compaction_per_second).saturating_add(of_values)
+                let of_values = time(values, pace.hastened(least.values, settings.device_max));
+                time(tables, pace.compaction_per_second.max(least.tables)).saturating_add(of_values)
             }
         };
         let mut rest_ns = of_pace.max(time(tables + values, bound));

@@ -7,8 +7,11 @@ use super::compaction::{CompactionInput, CompactionSettings, TreeCompaction};
 use super::compaction_choice::{CompactionChoice, choose_compaction};
 use super::compaction_run::{RunFailure, RunPace};
 use super::core::LsmCore;
+use super::entry::Position;
+use super::memtable::Memtable;
 use super::postponed_reads::{PAUSE_MIN, next_pause};
 use super::space_reserve::SpaceDemand;
+use super::version_edit::LEVELS;
 use super::volume::LsmVolume;
 use crate::EngineError;
 use crate::common::background_task::{ErrorReports, wait_at_most};
@@ -36,6 +39,9 @@ const IDLE_TIME: Nanos = Nanos::from_secs(3);
 const IDLE_TOMBSTONES: usize = 256;
 /// Then a table with so many tombstones in a thousand entries is compacted.
 const IDLE_TOMBSTONE_PERMILLE: u16 = 10;
+/// A memtable is cheap to compact if what it overlaps has at most the bytes of so many tables and of so many memtables like it.
+const CHEAP_TABLES: u64 = 2;
+const CHEAP_MEMTABLES: u64 = 4;
 /// The pause after failed maintenance.
 const RETRY_DELAY: Nanos = PAUSE_MIN;
 /// How often a caller that needs a compaction passes over what the device fails to read.
@@ -142,6 +148,26 @@ impl LsmVolume {
             running.push(Arc::new(compaction.clone()));
         }
         choice
+    }
+
+    /// Whether the tables below level 0 that share keys with a memtable are so few that a flush before it is full costs little: its keys are close to each other, as those of a
+    /// deleted range are.
+    fn is_cheap_to_compact(&self, memtable: &Memtable) -> bool {
+        let ends = memtable.first_from(Position::START).zip(memtable.last_before(None));
+        let Some((first, last)) = ends else { return false };
+        let (first, last) = (memtable.entry(first).key, memtable.entry(last).key);
+        let version = self.versions.current();
+        let bytes_max = CHEAP_TABLES * self.settings.table_bytes + CHEAP_MEMTABLES * memtable.bytes() as u64;
+        let mut bytes = 0;
+        for level in 1..LEVELS {
+            for table in version.level(level).range(version.overlapping(level, first, last)) {
+                bytes += table.bytes();
+                if bytes > bytes_max {
+                    return false;
+                }
+            }
+        }
+        true
     }
 }
 
@@ -297,6 +323,11 @@ impl LsmCore {
             self.make_flush_room().await?;
             self.flush_oldest().await?;
         }
+        if self.has_tombstones(volume.settings.tombstones_max)
+            && volume.is_cheap_to_compact(&volume.memtables.current().active.memtable)
+        {
+            self.flush_tombstones().await?;
+        }
         if volume.commits.is_checkpoint_due() {
             checkpoint_if(self, || volume.commits.is_checkpoint_due()).await?;
         }
@@ -379,12 +410,17 @@ impl LsmCore {
         }
     }
 
-    /// Whether the active memtable has so many tombstones that scans notice them.
+    /// Whether the active memtable has so many tombstones that scans of an idle volume notice them.
     fn has_many_tombstones(&self) -> bool {
+        self.has_tombstones(IDLE_TOMBSTONES)
+    }
+
+    /// Whether the active memtable has so many tombstones, and they are half of its entries or more.
+    fn has_tombstones(&self, least: usize) -> bool {
         let stack = self.volume.memtables.current();
         let memtable = &stack.active.memtable;
         let tombstones = memtable.tombstones();
-        tombstones >= IDLE_TOMBSTONES && tombstones >= memtable.entries() / 2
+        tombstones >= least && tombstones >= memtable.entries() / 2
     }
 
     /// Flushes the memtables, so that a compaction can drop the tombstones of the active one together with what they replaced.

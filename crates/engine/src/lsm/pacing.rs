@@ -31,6 +31,8 @@ pub struct PacingSettings {
     pub catch_up: Nanos,
     /// The least speed of compactions, in bytes a second.
     pub compaction_min: u64,
+    /// The same of those with tables that are mostly tombstones: until they end, a seek steps over each tombstone and what it replaced.
+    pub tombstones_min: u64,
     /// What the device writes at most, in bytes a second.
     pub device_max: u64,
     /// What compactions may write at most, in bytes a second. With 0 there are none: then only memory delays writers, since nothing else would decrease.
@@ -48,6 +50,7 @@ impl Default for PacingSettings {
             space_soft_bytes: 256 << 20,
             catch_up: Nanos::from_secs(5),
             compaction_min: 16 << 20,
+            tombstones_min: 128 << 20,
             device_max: 2 << 30,
             compaction_max: u64::MAX,
         }

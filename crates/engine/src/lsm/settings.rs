@@ -18,6 +18,9 @@ pub struct TreeSettings {
     pub memtable_bytes: usize,
     /// The most memtables that wait for their flush: a put that finds more flushes one itself.
     pub memtables_max: usize,
+    /// From so many tombstones on, which are half of its entries or more, the active memtable is flushed before it is full, if that leads to a short compaction: a seek steps
+    /// over each of them, and over what it replaced.
+    pub tombstones_max: usize,
     /// The most bytes of a table, with all that it consists of, but for one with many entries of one key.
     pub table_bytes: u64,
     /// The length of a value segment in bytes. A longer record has one of its own.
@@ -70,6 +73,7 @@ impl TreeSettings {
         TreeSettings {
             memtable_bytes: memtable_bytes as usize,
             memtables_max: 4,
+            tombstones_max: 16 << 10,
             table_bytes,
             segment_bytes,
             reserve_bytes: data_bytes / 16 + 4 * memtable_bytes,
