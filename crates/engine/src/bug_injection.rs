@@ -118,6 +118,8 @@ pub enum InjectedBug {
     LogTrustPrefetch,
     /// A segment image in memory is used although the segment has a newer one.
     LogServeOldImage,
+    /// The chunks that the head of a log has passed are free before an image with that head is flushed.
+    LogFreeBeforeFlush,
     /// A volume on several devices takes their order in the list for that of their indices.
     SpanIgnoreIndex,
     /// A flush of several devices flushes one.

@@ -3,10 +3,15 @@
 //! In: the number of completed commands. Out: one piece of work at a time, on a core of the node. Invariant: none outlives the
 //! node that it began on.
 
+use crate::draw::pick;
 use crate::engine_plan::EnginePlan;
-use crate::engine_work::EngineWork;
+use crate::engine_work::{EngineWork, LogWork};
 use crate::node_under_test::{KvNodeUnderTest, TaskResult};
 use octokv_base::Prng;
+use octokv_engine::log::log_place::LogKind;
+
+/// The steps of the simulation between the beginning of a compaction and a crash are fewer.
+const STEPS_BEFORE_CRASH: u64 = 400;
 
 /// Draws work and its times.
 pub struct EngineWorker {
@@ -39,6 +44,19 @@ impl EngineWorker {
         if let Some(work) = work.filter(|_| !self.is_running()) {
             self.running = Some(node.start_work(work));
         }
+    }
+
+    /// Begins a compaction of the value logs of all stores in front of a crash, in two thirds of the cases, if the engine has such logs. Gives the steps of the
+    /// simulation until the crash: so many that it may be anywhere in the compaction, also between the head that a log has passed and its flush.
+    pub fn begin_before_crash(&mut self, node: &KvNodeUnderTest) -> u64 {
+        if !matches!(self.engine, EnginePlan::Log(_)) || self.random.one_in(3) {
+            return 0;
+        }
+        if !self.is_running() {
+            let rounds = pick(&mut self.random, &[1, 4]);
+            self.running = Some(node.start_work(EngineWork::Log(LogWork::Compact(LogKind::Values, rounds))));
+        }
+        self.random.below(STEPS_BEFORE_CRASH)
     }
 
     /// Whether a piece of work has not ended.

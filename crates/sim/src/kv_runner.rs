@@ -166,6 +166,11 @@ impl ScenarioRunner for KvRunner {
         self.simulation.node[node].stop(failure);
     }
 
+    fn begin_work_before_crash(&mut self, node: usize) -> u64 {
+        let KvRunner { simulation, disks, .. } = self;
+        disks[node].worker.as_mut().map_or(0, |worker| worker.begin_before_crash(&simulation.node[node]))
+    }
+
     fn crash(&mut self, node: usize, failure: HostFailure) {
         let loses = matches!(failure, HostFailure::PowerLoss(model) if model != CrashModel::KeepAll);
         let durability = self.simulation.node[node].sim_node.plan.durability;

@@ -165,6 +165,11 @@ pub(crate) trait ScenarioRunner {
         Ok(())
     }
 
+    /// Begins work on a node that a crash is to interrupt. Gives the steps of the simulation until then, besides those of the plan.
+    fn begin_work_before_crash(&mut self, _node: usize) -> u64 {
+        0
+    }
+
     /// Crashes a node.
     fn crash(&mut self, node: usize, failure: HostFailure) {
         self.simulation_mut().stats.crashes += 1;
@@ -296,7 +301,8 @@ pub(crate) trait ScenarioRunner {
                 self.restart()?;
             }
             PhaseEnd::Crash { node, stop, steps_before, crashes_in_recovery } => {
-                for _ in 0..*steps_before {
+                let steps_of_work = self.begin_work_before_crash(*node);
+                for _ in 0..steps_before + steps_of_work {
                     self.simulation().sim.step(Nanos::NEVER);
                 }
                 self.crash(*node, *stop);

@@ -66,7 +66,7 @@ fn a_split_that_forgets_a_chain_is_found() {
 
 #[test]
 fn a_reader_that_does_not_notice_reuse_of_a_chunk_is_found() {
-    // One seed in some hundreds; the first is 351.
+    // One seed in some hundreds.
     assert_found_among(InjectedBug::LogSkipReuseCheck, Scenario::Log, 300..900);
 }
 
@@ -93,6 +93,12 @@ fn recovery_that_takes_images_of_an_earlier_opening_is_found() {
 #[test]
 fn a_tail_that_forgets_its_earlier_records_is_found() {
     assert_found_in_log(InjectedBug::LogTailForgetsPrefix, 30);
+}
+
+#[test]
+fn chunks_that_are_free_before_the_flush_of_a_head_behind_them_are_found() {
+    // Two stores have to claim one chunk: one seed in some hundreds; the first is 143.
+    assert_found_in_log(InjectedBug::LogFreeBeforeFlush, 600);
 }
 
 #[test]

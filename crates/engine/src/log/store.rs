@@ -27,6 +27,7 @@ use super::segment_ref::SegmentRef;
 use super::segment_table::LogSegmentTable;
 use super::store_image::PinnedChunk;
 use super::value_tail::ValueTail;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::key_locks::{KeyGuard, KeyLocks};
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
@@ -387,6 +388,9 @@ impl StoreState {
             stated_by: None,
         });
         self.retired.extend(retired);
+        if bug_injection::is_injected(InjectedBug::LogFreeBeforeFlush) {
+            self.release_retired(pool);
+        }
     }
 
     /// Frees the retired chunks that no recovery needs, and gives how many.
@@ -394,8 +398,9 @@ impl StoreState {
         let before = self.retired.len();
         let durable = self.batches.durable_sequence();
         let replay_start = self.replay_start;
+        let frees_early = bug_injection::is_injected(InjectedBug::LogFreeBeforeFlush);
         self.retired.retain(|retired| {
-            let is_stated = retired.stated_by.is_some_and(|sequence| sequence <= durable);
+            let is_stated = frees_early || retired.stated_by.is_some_and(|sequence| sequence <= durable);
             let is_replayed = retired.log == LogKind::Keys && retired.index >= replay_start;
             let is_free = is_stated && !is_replayed;
             if is_free {
