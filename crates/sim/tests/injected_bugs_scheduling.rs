@@ -2,7 +2,10 @@
 //! the owner of its key. A check that simulations offload and queue requests shows that the search covers them.
 
 use octokv_node::bug_injection::{InjectedBug, inject, injected};
+use octokv_sim::engine_plan::EnginePlan;
+use octokv_sim::log_scenario::draw_log_plan;
 use octokv_sim::{KvScenarioPlan, Scenario, SweepConfig, run_sweep};
+use std::ops::Range;
 use std::sync::Once;
 
 fn silence_expected_panics() {
@@ -48,15 +51,18 @@ fn a_request_that_is_executed_beside_the_owner_of_its_key_is_found() {
     assert!(message.contains("starts on a core that does not own it"), "{message}");
 }
 
+/// The log engine has owners of its stores, whatever the plan says.
 #[test]
-fn requests_go_to_the_owners_of_their_keys_under_every_fault() {
-    let has_owners = |seed: &u64| {
-        let node = KvScenarioPlan::draw(*seed, Scenario::Everything).nodes[0];
-        node.has_owner_cores && node.cores > 1
-    };
+fn a_request_that_is_executed_beside_the_owner_of_its_store_is_found() {
+    let message = assert_found(InjectedBug::ExecuteBesideOwner, Scenario::Log, 200);
+    assert!(message.contains("starts on a core that does not own it"), "{message}");
+}
+
+/// Every request in these seeds is checked when it starts: the core is the owner of its key.
+fn assert_sent_to_owners(scenario: Scenario, seeds: Range<u64>, has_owners: impl Fn(&u64) -> bool) {
     let (mut simulations, mut offloaded, mut operations) = (0, 0, 0);
-    for seed in (0..60).filter(has_owners) {
-        let config = SweepConfig { scenario: Some(Scenario::Everything), ..SweepConfig::new(seed..seed + 1) };
+    for seed in seeds.filter(has_owners) {
+        let config = SweepConfig { scenario: Some(scenario), ..SweepConfig::new(seed..seed + 1) };
         let outcome = run_sweep(&config, |report| {
             simulations += 1;
             offloaded += report.stats.offloaded;
@@ -67,6 +73,23 @@ fn requests_go_to_the_owners_of_their_keys_under_every_fault() {
     }
     // Between a half and three quarters of the keys belong to another core than the connection's.
     assert!(simulations >= 10 && offloaded * 3 > operations, "{simulations}: {offloaded} of {operations}");
+}
+
+#[test]
+fn requests_go_to_the_owners_of_their_keys_under_every_fault() {
+    assert_sent_to_owners(Scenario::Everything, 0..60, |&seed| {
+        let node = KvScenarioPlan::draw(seed, Scenario::Everything).nodes[0];
+        node.has_owner_cores && node.cores > 1
+    });
+}
+
+#[test]
+fn requests_go_to_the_owners_of_their_stores_under_every_fault() {
+    assert_sent_to_owners(Scenario::Log, 0..40, |&seed| {
+        let node = draw_log_plan(seed).nodes[0];
+        let EnginePlan::Log(log) = node.engine else { panic!("seed {seed} has another engine") };
+        log.partitions > 1 && node.cores > 1
+    });
 }
 
 #[test]
