@@ -8,7 +8,7 @@ use super::run_configs::{LeedRun, LeedRunConfig, LeedRunner};
 use crate::data_points::{DataPoint, DataPoints};
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::log_store::parameters::{
-    COMPACTION_STORES, KEY_BYTES, VALUE_BYTES, fills, record_bytes,
+    COMPACTION_STORES, KEY_BYTES, VALUE_BYTES, fills, rated_fill, record_bytes,
 };
 use crate::simulation::percentile::percentile_us;
 use anyhow::Result;
@@ -52,6 +52,7 @@ fn add_filled(points: &mut DataPoints, size: usize, live: u8, stats: &LoadStats)
     add("the dies' time", stats.die_share() * 100.0, "%");
     let space = (logs.chunks * logs.chunk_bytes) as f64 / stats.after.engine.keys as f64;
     add("space of a byte of keys and values", space / of_user, "B");
+    add("live of the space for logs", fill_of_logs(stats) * 100.0, "%");
     add("written for a byte of keys and values", written / of_user, "B");
     add("written for a put", written / 1e3, "KB");
     let by_model = model.least_cost(fill_of_logs(stats));
@@ -80,7 +81,7 @@ pub fn fill(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("fill");
     let sizes = [0, 1];
     let fills = fills(runs.durations.is_quick);
-    let (least, most) = (fills[0], fills[fills.len() - 1]);
+    let (least, most) = (fills[0], rated_fill(runs.durations.is_quick));
     let jobs: Vec<_> = sizes
         .iter()
         .flat_map(|&size| fills.iter().map(move |&live| LeedRunConfig::Filled(size, live)))
