@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test log-memory bench ordered-measurements capped-memory core-scaling adversary mutants power-loss soak fuzz clean
+.PHONY: help demo build test check loom kernel-test log-memory log-overwrites bench ordered-measurements capped-memory core-scaling adversary mutants power-loss soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -20,6 +20,7 @@ help:
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
 	@echo 'make power-loss   power loss at sampled events of OPERATIONS (default 100000) of the ordered engine'
 	@echo 'make log-memory   memory and opening of the log engine with OBJECTS (default 100000000); takes 9 GB of memory and 40 minutes'
+	@echo 'make log-overwrites  20 overwrites at random of a log volume of MIB (default 64) of which 90 % live'
 	@echo 'make soak         everything at once for MINUTES (default 30); resource usage must equal that at the start'
 	@echo 'make fuzz         every fuzz target for FUZZ_SECONDS (default 60) each'
 
@@ -71,6 +72,12 @@ power-loss:
 log-memory:
 	OCTOKV_LOG_OBJECTS=$(or $(OBJECTS),100000000) cargo test --release -p octokv-engine --test memory -- --nocapture \
 		log_memory::an_object_takes_less_than_half_a_byte_of_memory
+
+log-overwrites:
+	for bytes in 256 1024; do \
+		OCTOKV_LOG_OVERWRITE_MIB=$(or $(MIB),64) OCTOKV_LOG_OVERWRITE_VALUE_BYTES=$$bytes \
+			cargo test --release -p octokv-engine --test suite -- --nocapture log_overwrites || exit 1; \
+	done
 
 soak:
 	scripts/soak $(MINUTES)

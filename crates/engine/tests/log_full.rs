@@ -1,19 +1,18 @@
 //! Full and nearly full volumes of the log engine: they refuse puts beyond their capacity, and serve reads, deletes, overwrites, and the puts
 //! that deletes made room for.
 
+use crate::common::log_background::{IDLE_MAX, LogBackground};
 use crate::common::log_fixture::{LogFixture, log_volume};
 use futures_util::future::{Either, join_all, select};
-use octokv_base::{Nanos, Prng};
+use octokv_base::Prng;
 use octokv_device::power_loss::PowerLossDisk;
-use octokv_engine::conformance::{TaskSet, key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::log::handle::LogEngine;
 use octokv_engine::{DeleteOutcome, Engine, FormatConfig, PutMode, PutOutcome};
-use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use octokv_runtime::block_on;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::rc::Rc;
 
 /// The lengths of the values of a volume.
 #[derive(Clone, Copy)]
@@ -37,9 +36,6 @@ impl Lengths {
     }
 }
 
-/// The polls without any operation of the disk in progress after which nothing will happen any more.
-const IDLE_MAX: u32 = 100_000;
-
 async fn put(engine: &LogEngine, lengths: Lengths, key: u64, operation: u64) -> PutOutcome {
     put_in(PutMode::Upsert, engine, lengths, key, operation).await
 }
@@ -51,7 +47,7 @@ async fn put_in(mode: PutMode, engine: &LogEngine, lengths: Lengths, key: u64, o
     engine.put(&name, mode, record, bytes).await.expect("no fault")
 }
 
-/// The operations of the disk in which a write ends, or a round of writes.
+/// The operations of the disk in which a round of writes ends.
 const OPERATIONS_MAX: u64 = 3_000_000;
 
 fn run<T>(disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = T>) -> T {
@@ -60,47 +56,6 @@ fn run<T>(disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = 
         idle = if disk.complete_one(random) { 0 } else { idle + 1 };
         assert!(idle < IDLE_MAX, "nothing is in progress, and the operation waits");
     })
-}
-
-/// The maintenance of a volume, in simulated time.
-struct Background {
-    engine: Rc<LogEngine>,
-    handle: ReactorHandle,
-    tasks: TaskSet,
-    now: Nanos,
-}
-
-/// An operation of the disk, or a look at timers, takes so long.
-const STEP: Nanos = Nanos::from_micros(20);
-
-impl Background {
-    fn begin(engine: &Rc<LogEngine>) -> Background {
-        let sim = SimEnv::new(SimEnvConfig::new(1));
-        let devices = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
-        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), devices, CpuTime::simulated());
-        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
-        handle.begin_iteration(now);
-        let (maintained, own) = (Rc::clone(engine), handle.clone());
-        tasks.add(async move { maintained.maintain(&own, |error| panic!("maintenance: {error}")).await });
-        let owner = Rc::clone(engine);
-        tasks.add(async move { owner.run_abandoned().await });
-        Background { engine: Rc::clone(engine), handle, tasks, now }
-    }
-
-    /// Runs a future beside the maintenance.
-    fn run<T>(&mut self, disk: &PowerLossDisk, random: &mut Prng, future: impl Future<Output = T>) -> T {
-        let (mut idle, mut operations) = (0, 0);
-        block_on(future, || {
-            self.now = self.now + STEP;
-            self.handle.begin_iteration(self.now);
-            let is_woken = self.tasks.step(random);
-            let has_completed = disk.complete_one(random);
-            idle = if has_completed { 0 } else { idle + u32::from(!is_woken) };
-            operations += u64::from(has_completed);
-            let is_stuck = idle >= IDLE_MAX || operations >= OPERATIONS_MAX;
-            assert!(!is_stuck, "waits for ever, {operations} operations: {:?}", self.engine.statistics());
-        })
-    }
 }
 
 fn check(disk: &PowerLossDisk, engine: &LogEngine, random: &mut Prng, keys: u64, operation: u64) {
@@ -198,7 +153,7 @@ impl NearlyFull {
             assert_eq!(run(&disk, random, put(engine, self.lengths, keys, 0)), PutOutcome::Stored);
             keys += 1;
         }
-        let mut background = self.compactions.map(|_| Background::begin(&engines[0]));
+        let mut background = self.compactions.map(|_| LogBackground::begin(&engines[0], OPERATIONS_MAX));
         // Each overwrite gives a key the length that its neighbour had: their sum stays as it is.
         for operation in 1..=self.overwrites {
             let next = Cell::new(0);
@@ -211,7 +166,7 @@ impl NearlyFull {
             };
             let writers = async { drop(join_all((0..self.writers).map(|_| writer())).await) };
             match &mut background {
-                Some(background) => background.run(&disk, random, writers),
+                Some(background) => background.run(|random| disk.complete_one(random), random, writers),
                 None => run(&disk, random, writers),
             };
         }
@@ -222,7 +177,7 @@ impl NearlyFull {
             }
         };
         match &mut background {
-            Some(background) => background.run(&disk, random, delete_all),
+            Some(background) => background.run(|random| disk.complete_one(random), random, delete_all),
             None => run(&disk, random, delete_all),
         }
         assert_eq!(engine.statistics().keys, 0);

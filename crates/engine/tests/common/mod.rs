@@ -5,6 +5,7 @@
 pub mod crafted_volume;
 pub mod faulty_volume;
 pub mod held_clauses;
+pub mod log_background;
 pub mod log_fixture;
 pub mod lsm_fixture;
 pub mod maintained_volume;
