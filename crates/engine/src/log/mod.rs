@@ -134,6 +134,8 @@ mod space_progress_tests;
 #[cfg(test)]
 mod store_image_tests;
 #[cfg(test)]
+mod tail_memory_tests;
+#[cfg(test)]
 mod test_entries;
 #[cfg(test)]
 mod test_log_volume;

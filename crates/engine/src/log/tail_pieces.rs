@@ -5,6 +5,7 @@
 //!   │▓▓▓▓▓▓▓▓│▓▓▓▓▓▓▓▓│▓▓▓▓0000│            │▒▒▒▒                              │▒▒▒▒▓▓▓▓│▓▓
 //! ```
 //! In: spans of bytes of the device, in the order in which they were given out. Out: writes of whole units, in the same order.
+//! A piece that no writer waits for any more is written with the next record, if one comes.
 //! Invariants: a piece begins at a unit and has at most [`TAIL_WRITE_BYTES_MAX`]; no two pending pieces share a unit; taking pieces needs no
 //! memory of the buffer pool, and spans that it has no memory for change nothing.
 //! Tested in `value_tail_tests.rs`.
@@ -336,15 +337,26 @@ impl TailPieces {
         if front.bytes.len() <= unit_bytes {
             self.pending.pop_front();
         } else {
-            // The writers of what is left may all have failed, and then nothing is written before the next record comes, if one does: that
-            // is no memory of the pool.
-            let mut rest = Buffer::zeroed(front.bytes.len() - unit_bytes);
-            rest.copy_from_slice(&front.bytes[unit_bytes..]);
-            front.bytes = rest;
+            front.bytes.copy_within(unit_bytes.., 0);
+            front.bytes.set_len(front.bytes.len() - unit_bytes);
             front.start += self.unit_bytes;
             let granule = &mut front.unwritten_from.granule;
             *granule = granule.next_multiple_of(unit_granules);
         }
         Some(number)
+    }
+
+    /// Whether no bytes are due.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Gives the memory of the pool back: what is pending is copied to other memory.
+    pub fn leave_pool(&mut self) {
+        for piece in &mut self.pending {
+            let mut bytes = Buffer::zeroed(piece.bytes.len());
+            bytes.copy_from_slice(&piece.bytes);
+            piece.bytes = bytes;
+        }
     }
 }

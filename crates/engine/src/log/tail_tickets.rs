@@ -144,6 +144,14 @@ impl TailTickets {
         }
     }
 
+    /// Whether a record whose write has not ended has a writer that waits.
+    pub fn has_unwritten(&self, unwritten: u64) -> bool {
+        let is_unwritten = |ticket: &TailTicket| {
+            matches!(ticket.state, TicketState::Waiting(_)) && ticket.pieces.end > unwritten
+        };
+        self.tickets.iter().any(is_unwritten)
+    }
+
     /// The wakers of the waiters whose records are written.
     pub fn wake_written(&mut self, unwritten: u64, wakers: &mut WakerBatch) {
         for ticket in &mut self.tickets {

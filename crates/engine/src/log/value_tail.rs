@@ -17,6 +17,7 @@
 //!   same bytes ([`ValueTailConfig::rewrites_tail`]), so whatever part of a write reaches the device, acknowledged records are as they were.
 //! - After a failed write the tail goes on at the next unit. The records in that write fail, and those that were to follow in its last unit;
 //!   their space is garbage.
+//! - Memory of the buffer pool is held only while a write is in flight or a waiter may lead one.
 //! - An append that fails changes nothing. A waiter that is dropped, or a leader, passes the lead on.
 //!
 //! Tested in `value_tail_tests.rs`, also against a model of the device's bytes.
@@ -231,6 +232,7 @@ impl ValueTail {
     /// does not lead. A ticket that has ended may be forgotten.
     pub fn forget(&mut self, ticket: ValueTicket) -> WakerBatch {
         self.tickets.end(&ticket);
+        self.leave_pool_unless_awaited();
         let mut wakers = WakerBatch::default();
         self.wake_next_leader(&mut wakers);
         wakers
@@ -525,6 +527,7 @@ impl ValueTail {
         if let Some(failure) = failure {
             self.fail(&flight, failure, &mut wakers);
         }
+        self.leave_pool_unless_awaited();
         self.completed = self.pieces.unwritten_from().unwrap_or(self.end());
         self.tickets.wake_written(self.unwritten_piece(), &mut wakers);
         self.wake_next_leader(&mut wakers);
@@ -544,6 +547,15 @@ impl ValueTail {
             }
         }
         self.tickets.fail(&flight.pieces, given_up, failure, wakers);
+    }
+
+    /// If all writers of what is pending have failed or were dropped, nothing is written before the next record comes, if one does: the pool does not
+    /// wait for that.
+    fn leave_pool_unless_awaited(&mut self) {
+        let is_awaited = self.flight.is_some() || self.tickets.has_unwritten(self.unwritten_piece());
+        if !self.pieces.is_empty() && !is_awaited {
+            self.pieces.leave_pool();
+        }
     }
 
     /// The waker of the first waiter that could lead, if no write is in flight.

@@ -22,14 +22,14 @@ use std::task::{Context, Poll, Waker};
 
 const CHUNKS: u32 = 64;
 const SECTOR_BYTES: usize = 512;
-const ERROR: DeviceError = DeviceError::Io(5);
+pub(super) const ERROR: DeviceError = DeviceError::Io(5);
 const VOLUME: u64 = 7;
 const PARTITION: u32 = 3;
 const INCARNATION: u32 = 9;
 
 /// A record that was appended.
 #[derive(Clone)]
-struct ModelRecord {
+pub(super) struct ModelRecord {
     key: Vec<u8>,
     value: Vec<u8>,
     id: u32,
@@ -37,12 +37,12 @@ struct ModelRecord {
     index: ChunkIndex,
 }
 
-struct TestTail {
+pub(super) struct TestTail {
     layout: LogLayout,
     pool: ChunkPool,
     log: ChunkLog,
-    tail: ValueTail,
-    buffers: BufferPool,
+    pub tail: ValueTail,
+    pub buffers: BufferPool,
     device: Vec<u8>,
     appended: u32,
     /// The ids of the records of each chunk, in order.
@@ -50,7 +50,7 @@ struct TestTail {
     written: Vec<ModelRecord>,
 }
 
-fn layout(unit_bytes: u32, chunk_units: u32, granule_log2: u8) -> LogLayout {
+pub(super) fn layout(unit_bytes: u32, chunk_units: u32, granule_log2: u8) -> LogLayout {
     let chunks_start_unit = u64::from(16_384 / unit_bytes) + 4;
     LogLayout {
         unit_bytes,
@@ -74,7 +74,7 @@ fn every_sector() -> bool {
 }
 
 impl TestTail {
-    fn new(layout: LogLayout, rewrites_tail: bool) -> TestTail {
+    pub fn new(layout: LogLayout, rewrites_tail: bool) -> TestTail {
         assert!(layout.is_consistent());
         let limits = SpaceLimits::new(CHUNKS, 1, 1);
         let pool = ChunkPool::new(layout.chunks_start_unit, layout.chunk_units, limits);
@@ -94,7 +94,7 @@ impl TestTail {
         }
     }
 
-    fn append(&mut self, value_bytes: usize) -> Result<(ModelRecord, ValueTicket), ValueAppendError> {
+    pub fn append(&mut self, value_bytes: usize) -> Result<(ModelRecord, ValueTicket), ValueAppendError> {
         let number = self.appended + 1;
         let key = format!("key {number}").into_bytes();
         let mut value = vec![0; value_bytes];
@@ -143,7 +143,7 @@ impl TestTail {
         }
     }
 
-    fn poll(&mut self, ticket: &ValueTicket) -> Poll<TailTurn> {
+    pub fn poll(&mut self, ticket: &ValueTicket) -> Poll<TailTurn> {
         self.tail.poll_turn(ticket, &Context::from_waker(Waker::noop()))
     }
 
@@ -191,7 +191,7 @@ impl TestTail {
     }
 
     /// All acknowledged records are intact, and in front of the completed place.
-    fn check(&self) {
+    pub fn check(&self) {
         let completed = self.tail.completed();
         assert!((completed.index, completed.granule) <= (self.tail.end().index, self.tail.end().granule));
         for record in &self.written {
@@ -204,7 +204,7 @@ impl TestTail {
     }
 
     /// Appends a record and writes all that is due.
-    fn put(&mut self, value_bytes: usize) -> Result<ModelRecord, ValueAppendError> {
+    pub fn put(&mut self, value_bytes: usize) -> Result<ModelRecord, ValueAppendError> {
         let (record, ticket) = self.append(value_bytes)?;
         self.complete(&ticket);
         self.written.push(record.clone());
@@ -381,6 +381,8 @@ fn run(layout: LogLayout, rewrites_tail: bool, events: &[Event]) -> TestTail {
             Event::Fail(seed) => state.end(&mut test, seed, Some(Err(ERROR))),
             Event::DropLeader(seed) => state.end(&mut test, seed, None),
         }
+        let is_awaited = state.flight.is_some() || !state.waiting.is_empty();
+        assert!(is_awaited || test.buffers.in_use_bytes() == 0, "{} are kept", test.buffers.in_use_bytes());
     }
     state.drain(&mut test);
     test.check();
