@@ -1,29 +1,21 @@
 //! Volumes on three devices, of each engine, against the model and the contract's clauses.
 
-use crate::common::held_clauses::holds_on;
-use crate::common::spanned_fixture::{SPAN_DISK_BYTES, SpannedFixture, spanned_volume};
+use crate::common::spanned_contract::{
+    agrees_with_the_model, clauses_hold, futures_may_be_dropped, holds, is_linearizable,
+};
+use crate::common::spanned_fixture::{SpannedFixture, spanned_volume};
 use octokv_base::{Key, Prng};
-use octokv_device::Device;
-use octokv_device::power_loss::PowerLossDisk;
-use octokv_engine::conformance::{self, key_of, record_of};
-use octokv_engine::contract_clauses::{Clauses, TestClock};
-use octokv_engine::{AnyEngine, Capability, Engine, EngineKind, PutMode, PutOutcome, Volume, WallClock};
+use octokv_engine::conformance::{key_of, record_of};
+use octokv_engine::contract_clauses::Clauses;
+use octokv_engine::{Engine, EngineKind, PutMode, PutOutcome};
 use octokv_runtime::block_on;
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::cell::RefCell;
 
 #[test]
 fn random_operations_and_reopenings_agree_with_the_model() {
     for engine in EngineKind::ALL {
         for (seed, cache_bytes) in [(1, 0), (2, 3 << 20)] {
-            let fixture = SpannedFixture { cache_bytes, ..SpannedFixture::new(engine) };
-            let disk = PowerLossDisk::new(vec![0; SPAN_DISK_BYTES], 512);
-            let device: Rc<dyn Device> = Rc::new(disk.clone());
-            let mut random = Prng::new(seed);
-            let idle = RefCell::new(|| {
-                disk.complete_one(&mut random);
-            });
-            conformance::sequential(&fixture, &device, seed, 800, &idle);
+            agrees_with_the_model(&SpannedFixture { cache_bytes, ..SpannedFixture::new(engine) }, seed);
         }
     }
 }
@@ -32,52 +24,20 @@ fn random_operations_and_reopenings_agree_with_the_model() {
 fn concurrent_operations_on_few_keys_are_linearizable() {
     for engine in EngineKind::ALL {
         for seed in 0..10 {
-            let (disk, engines, _, mut random) = spanned_volume(&SpannedFixture::new(engine), seed);
-            let mut advance_io = |random: &mut Prng| disk.complete_one(random);
-            conformance::concurrent(&engines, seed, 400, &mut advance_io);
-            while disk.complete_one(&mut random) {}
+            is_linearizable(&SpannedFixture::new(engine), seed);
         }
     }
-}
-
-fn holds(engine: EngineKind, clause: impl Fn(&Clauses<'_, AnyEngine>, &TestClock)) {
-    let (mut fixture, clock) = (SpannedFixture::new(engine), TestClock::default());
-    let wall = clock.clone();
-    fixture.clock = WallClock::new(move || wall.now());
-    holds_on(&fixture, SPAN_DISK_BYTES, |clauses| clause(clauses, &clock));
 }
 
 #[test]
 fn the_clauses_of_the_contract_hold() {
-    for engine in EngineKind::ALL {
-        holds(engine, |clauses, _| clauses.buffers_and_ranges());
-        holds(engine, |clauses, _| clauses.scans());
-        holds(engine, |clauses, _| clauses.scans_since());
-        holds(engine, |clauses, _| clauses.conditions());
-        holds(engine, |clauses, _| clauses.versions());
-        holds(engine, |clauses, clock| clauses.expiry(clock));
-        holds(engine, |clauses, _| clauses.lacks(Capability::Reclaim));
-        for seed in 0..8 {
-            holds(engine, |clauses, _| clauses.random_writes(seed, 300));
-        }
-    }
-    holds(EngineKind::Log, |clauses, _| clauses.owner_cores(4));
+    EngineKind::ALL.into_iter().for_each(|engine| clauses_hold(|| SpannedFixture::new(engine)));
+    holds(SpannedFixture::new(EngineKind::Log), |clauses, _| clauses.owner_cores(4));
 }
 
 #[test]
 fn futures_may_be_dropped_after_any_poll() {
-    for engine in EngineKind::ALL {
-        let (disk, engines, volume, mut random) = spanned_volume(&SpannedFixture::new(engine), 7);
-        let idle = RefCell::new(|| {
-            disk.complete_one(&mut random);
-        });
-        let half_done = Cell::new(0);
-        let clauses = Clauses { engine: &*engines[0], idle: &idle };
-        half_done.set(half_done.get() + clauses.dropped_futures(Some(&|| volume.is_idle())));
-        assert!(half_done.get() >= 10, "{engine}: {} futures were dropped half done", half_done.get());
-        assert!(!volume.is_read_only());
-        clauses.abandoned_writes(&|| volume.is_idle());
-    }
+    EngineKind::ALL.into_iter().for_each(|engine| futures_may_be_dropped(&SpannedFixture::new(engine)));
 }
 
 #[test]

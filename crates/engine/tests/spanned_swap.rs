@@ -1,48 +1,32 @@
 //! Swap regions: the contract with every put swapped that can be, power loss, and the loss of a region's device.
 
 use crate::common::faulty_volume::run;
-use crate::common::held_clauses::holds_on;
-use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};
+use crate::common::opened_span::{Devices, KEYS, Opened, blank};
 use crate::common::pool;
-use crate::common::spanned_fixture::{SPAN_DISK_BYTES, SpannedFixture, spanned_volume};
+use crate::common::spanned_contract::{
+    agrees_with_the_model, clauses_hold, futures_may_be_dropped, is_linearizable,
+};
+use crate::common::spanned_fixture::{SpannedFixture, spanned_volume};
 use crate::common::stable_memory::StableMemory;
-use octokv_base::Prng;
-use octokv_device::power_loss::PowerLossDisk;
+use crate::common::swapped_volume::{ENGINES, damage, is_unavailable, swapped, swaps, used_region_blocks};
+use octokv_base::{Key, Lba, Nanos, Prng, RingRange, Version};
+use octokv_device::Device;
 use octokv_device::unavailable::UnavailableDevice;
-use octokv_device::{Device, DeviceError};
-use octokv_engine::conformance::{self, key_of, record_of};
-use octokv_engine::contract_clauses::{Clauses, TestClock};
+use octokv_engine::conformance::{TaskSet, key_of, record_of};
 use octokv_engine::volume_suite::VolumeSuite;
 use octokv_engine::{
-    AnyEngine, AnyVolume, Engine, EngineError, EngineKind, OpenError, PutMode, PutOutcome, SwapReport,
-    Volume, WallClock,
+    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, OpenError, PutMode, PutOptions,
+    PutOutcome, PutValue, ScanEntry, SwapReport, Volume,
 };
-use std::cell::{Cell, RefCell};
+use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
+use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::rc::Rc;
-
-/// The engines that have swap regions.
-const ENGINES: [EngineKind; 2] = [EngineKind::Hash, EngineKind::Log];
-
-fn swaps(volume: &AnyVolume) -> SwapReport {
-    volume.device_reports().iter().fold(SwapReport::default(), |sum, of| SwapReport {
-        keys: sum.keys + of.swaps.keys,
-        swapped: sum.swapped + of.swaps.swapped,
-        merged: sum.merged + of.swaps.merged,
-    })
-}
 
 #[test]
 fn random_operations_and_reopenings_agree_with_the_model() {
     for engine in ENGINES {
         for (seed, cache_bytes) in [(1, 0), (2, 3 << 20), (3, 0)] {
-            let fixture = SpannedFixture { cache_bytes, ..SpannedFixture::swapping(engine) };
-            let disk = PowerLossDisk::new(vec![0; SPAN_DISK_BYTES], 512);
-            let device: Rc<dyn Device> = Rc::new(disk.clone());
-            let mut random = Prng::new(seed);
-            let idle = RefCell::new(|| {
-                disk.complete_one(&mut random);
-            });
-            conformance::sequential(&fixture, &device, seed, 800, &idle);
+            agrees_with_the_model(&SpannedFixture { cache_bytes, ..SpannedFixture::swapping(engine) }, seed);
         }
     }
 }
@@ -51,51 +35,21 @@ fn random_operations_and_reopenings_agree_with_the_model() {
 fn concurrent_operations_on_few_keys_are_linearizable() {
     for engine in ENGINES {
         for seed in 0..20 {
-            let (disk, engines, volume, mut random) = spanned_volume(&SpannedFixture::swapping(engine), seed);
-            let mut advance_io = |random: &mut Prng| disk.complete_one(random);
-            conformance::concurrent(&engines, seed, 400, &mut advance_io);
-            while disk.complete_one(&mut random) {}
+            let volume = is_linearizable(&SpannedFixture::swapping(engine), seed);
             let SwapReport { swapped, merged, .. } = swaps(&volume);
             assert!(swapped > 20, "{engine}: {swapped} swapped, {merged} merged");
         }
     }
 }
 
-fn holds(engine: EngineKind, clause: impl Fn(&Clauses<'_, AnyEngine>, &TestClock)) {
-    let (mut fixture, clock) = (SpannedFixture::swapping(engine), TestClock::default());
-    let wall = clock.clone();
-    fixture.clock = WallClock::new(move || wall.now());
-    holds_on(&fixture, SPAN_DISK_BYTES, |clauses| clause(clauses, &clock));
-}
-
 #[test]
 fn the_clauses_of_the_contract_hold() {
-    for engine in ENGINES {
-        holds(engine, |clauses, _| clauses.buffers_and_ranges());
-        holds(engine, |clauses, _| clauses.scans());
-        holds(engine, |clauses, _| clauses.scans_since());
-        holds(engine, |clauses, _| clauses.conditions());
-        holds(engine, |clauses, _| clauses.versions());
-        holds(engine, |clauses, clock| clauses.expiry(clock));
-        for seed in 0..20 {
-            holds(engine, |clauses, _| clauses.random_writes(seed, 300));
-        }
-    }
+    ENGINES.into_iter().for_each(|engine| clauses_hold(|| SpannedFixture::swapping(engine)));
 }
 
 #[test]
 fn futures_may_be_dropped_after_any_poll() {
-    for engine in ENGINES {
-        let (disk, engines, volume, mut random) = spanned_volume(&SpannedFixture::swapping(engine), 7);
-        let idle = RefCell::new(|| {
-            disk.complete_one(&mut random);
-        });
-        let half_done = Cell::new(0);
-        let clauses = Clauses { engine: &*engines[0], idle: &idle };
-        half_done.set(half_done.get() + clauses.dropped_futures(Some(&|| volume.is_idle())));
-        assert!(half_done.get() >= 10, "{engine}: {} futures were dropped half done", half_done.get());
-        assert!(!volume.is_read_only());
-    }
+    ENGINES.into_iter().for_each(|engine| futures_may_be_dropped(&SpannedFixture::swapping(engine)));
 }
 
 #[test]
@@ -109,23 +63,6 @@ fn acknowledged_writes_survive_power_loss_on_three_disks() {
         suite.lose_power_at_events(&disks, &trace, 7);
         suite.lose_power_twice(&disks, &trace, 101);
     }
-}
-
-/// A volume whose keys were all put twice, the second time into swap regions, and its devices.
-fn swapped(fixture: &SpannedFixture) -> (Devices, Opened) {
-    let devices: Devices = (0..3).map(|_| StableMemory::new(16 << 20, 512) as Rc<dyn Device>).collect();
-    run(AnyVolume::format(&devices, &fixture.format)).expect("formats");
-    let opened = Opened::new(fixture, &devices).expect("opens");
-    for operation in [0, KEYS] {
-        for number in 0..KEYS {
-            assert_eq!(opened.put(number, operation + number), Ok(PutOutcome::Stored));
-        }
-    }
-    (devices, opened)
-}
-
-fn is_unavailable(error: &EngineError, device: u16) -> bool {
-    matches!(error, EngineError::Device { error: DeviceError::Unavailable, place } if place.device() == device)
 }
 
 /// The keys that are found, each with the number of its put; the others answer that a device is not available.
@@ -186,56 +123,120 @@ fn what_a_lost_region_may_have_is_not_served_from_home() {
     }
 }
 
-/// The keys whose home is a device.
-fn keys_at(engine: EngineKind, device: usize) -> Vec<u64> {
-    // Without regions: the same keys are on the same devices.
-    let fixture = SpannedFixture::new(engine);
-    let mut devices = filled(&fixture, 3);
-    devices[device] = Rc::new(UnavailableDevice::new("gone".to_owned()));
-    let opened = Opened::new(&fixture, &devices).expect("the others open");
-    (0..KEYS).filter(|&number| opened.found(number).is_err()).collect()
+#[test]
+fn no_damaged_block_of_a_region_gives_an_older_value() {
+    for engine in ENGINES {
+        let fixture = SpannedFixture::swapping(engine);
+        let (devices, opened) = swapped(&fixture);
+        run(opened.engine.close()).expect("closes");
+        let (mut refused, mut served) = (0, 0);
+        // The first device has the values of the others' keys.
+        for block in used_region_blocks(&devices[0], &fixture) {
+            let intact = damage(&devices[0], block);
+            let opened = Opened::new(&fixture, &devices).expect("opens");
+            for number in 0..KEYS {
+                match opened.found(number) {
+                    Ok(found) => {
+                        assert_eq!(found, Some(KEYS + number), "{engine}: damaged block {block}");
+                        served += 1;
+                    }
+                    Err(EngineError::Corrupt { .. }) => refused += 1,
+                    Err(error) => {
+                        assert!(is_unavailable(&error, 0), "{engine}: {error}");
+                        refused += 1;
+                    }
+                }
+            }
+            drop(opened);
+            run(devices[0].write(Lba(block), intact)).result.expect("memory");
+        }
+        assert!(refused > 100 && served > 1_000, "{engine}: {refused} refused, {served} served");
+    }
+}
+
+/// The versions of the keys that a scan shows.
+async fn scanned(engine: &AnyEngine) -> Vec<(Key, Version)> {
+    let mut keys = Vec::new();
+    let mut sink = |entry: &ScanEntry<'_>| {
+        keys.push((Key::new(entry.key).expect("a key"), entry.version));
+        true
+    };
+    engine.scan(RingRange::FULL, Version::NONE, &mut sink).await.expect("no fault");
+    keys
 }
 
 #[test]
-fn a_replaced_device_takes_its_region_with_it() {
+fn a_scan_beside_merges_shows_no_version_from_before_them() {
+    let (old, new) = (Version::from_bits(5), Version::from_bits(6));
     for engine in ENGINES {
-        let fixture = SpannedFixture::swapping(engine);
-        for lost in 0..3_usize {
-            for is_closed_between in [false, true] {
-                let (mut devices, mut opened) = swapped(&fixture);
-                let of_lost = keys_at(engine, lost);
-                if is_closed_between {
-                    run(opened.engine.close()).expect("closes");
-                    devices[lost] = Rc::new(UnavailableDevice::new("gone".to_owned()));
-                    opened = Opened::new(&fixture, &devices).expect("the others open");
+        for seed in 0..10 {
+            let (disk, engines, volume, mut random) = spanned_volume(&SpannedFixture::swapping(engine), seed);
+            let mut order = Prng::new(seed);
+            let mut complete = || {
+                disk.complete_one(&mut order);
+            };
+            for version in [old, new] {
+                for number in 0..30 {
+                    let (key, layout) = (key_of(number), engines[0].record_layout());
+                    let value = PutValue::new(record_of(layout, &key, &[7; 10]), 10);
+                    let options = PutOptions { version, ..PutOptions::default() };
+                    let put = engines[0].put_with(&key, value, options);
+                    assert_eq!(block_on(put, &mut complete), Ok(PutOutcome::Stored));
                 }
-                devices[lost] = blank(1).remove(0);
-                let configs = (&fixture.open_config(), &fixture.format);
-                run(opened.volume.replace((&devices, lost, true), &pool(), configs, |_| {}))
-                    .expect("replaces");
-                opened.volume.renew_engine(&opened.engine, lost, (0, &devices[lost], &pool()));
-                let puts: Vec<_> = (0..KEYS)
-                    .map(|number| opened.found(number).expect("served").map(|operation| operation / KEYS))
-                    .collect();
-                for (number, put) in (0..).zip(&puts) {
-                    match of_lost.contains(&number) {
-                        // The regions of the others had the newest values of its keys.
-                        true => assert_eq!(*put, Some(1), "{engine}, {lost}: {number}"),
-                        // Which keys its region had is known while the volume is open.
-                        false if is_closed_between => assert!(put.is_some(), "{engine}, {lost}: {number}"),
-                        false => assert_ne!(*put, Some(0), "{engine}, {lost}: {number}"),
-                    }
-                }
-                let lost_keys = puts.iter().filter(|put| put.is_none()).count();
-                assert_eq!(lost_keys > 0, !is_closed_between && lost < 2, "{engine}, {lost}");
-                assert_eq!(opened.listed(), Ok(KEYS as usize - lost_keys), "{engine}, {lost}");
-                run(opened.engine.close()).expect("closes");
-                let opened = Opened::new(&fixture, &devices).expect("opens");
-                let again = (0..KEYS).map(|number| opened.found(number).expect("served"));
-                let again: Vec<_> = again.map(|found| found.map(|operation| operation / KEYS)).collect();
-                assert_eq!(again, puts, "{engine}, {lost}");
             }
+            assert_eq!(swaps(&volume).keys, 30);
+            let mut tasks = TaskSet::default();
+            for number in 0..30 {
+                let own = Rc::clone(&engines[1]);
+                // It is refused, and the key merged before.
+                tasks.add(async move {
+                    let refused = own.delete_with(&key_of(number), old).await;
+                    assert_eq!(refused, Ok(DeleteOutcome::NotNewer(new)));
+                });
+            }
+            for _ in 0..3 {
+                let own = Rc::clone(&engines[0]);
+                tasks.add(async move {
+                    let keys = scanned(&own).await;
+                    assert_eq!(keys.len(), 30, "seed {seed}");
+                    assert!(keys.iter().all(|(_, version)| *version == new), "{engine}, {seed}: {keys:?}");
+                });
+            }
+            tasks.run(&mut random, |random| disk.complete_one(random));
+            assert_eq!(swaps(&volume).keys, 0);
         }
+    }
+}
+
+#[test]
+fn an_idle_home_gets_its_keys_back() {
+    for engine in ENGINES {
+        let fixture = SpannedFixture { swap_gap: 8, cores: 1, ..SpannedFixture::swapping(engine) };
+        let (devices, opened) = swapped(&SpannedFixture { cores: 1, ..SpannedFixture::swapping(engine) });
+        run(opened.engine.close()).expect("closes");
+        drop(opened);
+        let Opened { volume, engine: handle } = Opened::new(&fixture, &devices).expect("opens");
+        assert_eq!(swaps(&volume).keys, KEYS as usize);
+        let (handle, sim) = (Rc::new(handle), SimEnv::new(SimEnvConfig::new(1)));
+        let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
+        let reactor = ReactorHandle::new(CoreWaker::without_eventfd(), queue, CpuTime::simulated());
+        let (mut now, mut random, mut tasks) = (Nanos::from_secs(1), Prng::new(3), TaskSet::default());
+        reactor.begin_iteration(now);
+        let (own, of_task) = (Rc::clone(&handle), reactor.clone());
+        tasks.add(async move { own.maintain(&of_task, |error| panic!("maintenance: {error}")).await });
+        for _ in 0..20 {
+            now = now + Nanos::from_millis(5);
+            reactor.begin_iteration(now);
+            while tasks.step(&mut random) {}
+        }
+        assert_eq!(swaps(&volume), SwapReport { keys: 0, swapped: 0, merged: KEYS }, "{engine}");
+        drop(tasks);
+        let engine_of = Rc::into_inner(handle).expect("its task was dropped");
+        let opened = Opened { volume, engine: engine_of };
+        assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(KEYS + number))), "{engine}");
+        run(opened.engine.close()).expect("closes");
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        assert_eq!(swaps(&opened.volume).keys, 0, "{engine}");
     }
 }
 

@@ -55,11 +55,13 @@ mod lsm_statistics;
 mod lsm_value_reads;
 mod lsm_version_memory;
 mod memory_contract;
+mod spanned_abandoned;
 mod spanned_conformance;
 mod spanned_devices;
 mod spanned_iterators;
 mod spanned_power_loss;
 mod spanned_replacement;
 mod spanned_swap;
+mod spanned_swap_replacement;
 #[path = "common/version_memory.rs"]
 mod version_memory;

@@ -90,6 +90,14 @@ impl LogEngine {
         self.core.abandoned.detachable(async move { core.compact_stores(log, rounds).await }).await
     }
 
+    /// Lists all keys. Returns whether damage left none out.
+    ///
+    /// # Errors
+    /// Device failures, no memory.
+    pub async fn list_whole(&self, sink: &mut impl KeySink) -> Result<bool, EngineError> {
+        self.core.list_whole(&Key::new(&[]).expect("the empty key"), sink).await
+    }
+
     /// Splits the next segment of each store in which that is due. Whether one was split.
     ///
     /// # Errors

@@ -37,6 +37,8 @@ fn value_reads_max(entries: &[(RingPosition, SegmentEntry<'_>)]) -> usize {
 struct ListPage {
     /// `None` if the segment has no image, or a damaged one.
     image: Option<FoundImage>,
+    /// Whether no entry of it was lost.
+    is_whole: bool,
     /// Where the next page begins; `None` behind the last of the store.
     next: Option<HashPrefix>,
 }
@@ -113,11 +115,15 @@ impl LogCore {
     /// The page of a prefix.
     async fn list_page(&self, store: &Store, prefix: HashPrefix) -> Result<ListPage, EngineError> {
         match self.read_image(store, prefix, &mut ReadRepeats::default()).await {
-            Ok(lookup) => Ok(ListPage { image: lookup.image, next: lookup.level.next_prefix(prefix) }),
+            Ok(lookup) => Ok(ListPage {
+                is_whole: lookup.image.as_ref().is_none_or(|image| !image.entries.is_lost()),
+                image: lookup.image,
+                next: lookup.level.next_prefix(prefix),
+            }),
             Err(EngineError::Corrupt { .. }) => {
                 let state = store.state.lock();
                 let next = state.table.level().next_prefix(prefix).filter(|_| !state.is_lost);
-                Ok(ListPage { image: None, next })
+                Ok(ListPage { image: None, is_whole: false, next })
             }
             Err(error) => Err(error),
         }
@@ -134,6 +140,15 @@ impl LogCore {
     /// # Errors
     /// As there.
     pub(super) async fn list(&self, start: &Key, sink: &mut impl KeySink) -> Result<(), EngineError> {
+        self.list_whole(start, sink).await.map(drop)
+    }
+
+    /// [`Engine::list`](crate::Engine::list). Returns whether no key was left out of what it read because of damage.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn list_whole(&self, start: &Key, sink: &mut impl KeySink) -> Result<bool, EngineError> {
+        let mut is_whole = true;
         let is_from_front = start.is_empty();
         let first = if is_from_front { RingPosition(0) } else { self.volume.position_of(start.as_bytes()) };
         for store in self.stores_from(first) {
@@ -142,16 +157,17 @@ impl LogCore {
             let mut pages = ListPages::new(self, store, store.prefix_of(from));
             sink.yield_point().await;
             while let Some(page) = pages.next(last).await? {
+                is_whole &= page.is_whole;
                 for (position, entry) in page.entries(self) {
                     let is_before = !is_from_front && (position, entry.key) < (first, start.as_bytes());
                     if !is_before && self.is_live(&entry) && !sink.offer(entry.key) {
-                        return Ok(());
+                        return Ok(is_whole);
                     }
                 }
                 sink.yield_point().await;
             }
         }
-        Ok(())
+        Ok(is_whole)
     }
 
     /// [`Engine::scan`](crate::Engine::scan).

@@ -8,14 +8,15 @@
 //!          overloaded           ─▶ its puts are stored in the swap region of another, and merged back
 //! ```
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
-//! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `engine`: one core's handle. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
+//! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `core`: one core's handles on the devices, and `engine`: its operations. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
 //!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
-//!   `swap_recovery`: which are found by an opening. `swap_replacement`: those of a device that is replaced.
+//!   `swap_recovery`: which are found by an opening. `swap_replacement`: those of a device that is replaced. `swap_merges`: both store some at their homes.
 //!   `yield_points`: those of a caller's sink, within an engine.
 //!
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
 
+mod core;
 mod devices;
 mod engine;
 mod iterator;
@@ -25,6 +26,7 @@ mod replacement;
 mod ring_merge;
 mod snapshot_gate;
 mod superblock;
+mod swap_merges;
 mod swap_notes;
 mod swap_recovery;
 mod swap_region;

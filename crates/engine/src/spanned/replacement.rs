@@ -145,7 +145,6 @@ impl<V: Volume> SpannedVolume<V> {
         if let Some((swaps, region)) = self.swaps().zip(region) {
             swaps.forget_guest(index);
             swap = recover_swaps(swaps, &known, index, Ok(region));
-            swaps.clear_unknown(index);
             self.merge_into(&volume, (devices, given), index, pool).await;
             swaps.set_notes(index, self.notes_of_replaced(index));
         }

@@ -14,15 +14,17 @@ use octokv_base::RingPosition;
 use octokv_device::Device;
 use std::rc::Rc;
 
-/// Takes the keys of the region of a device, if it could be opened.
+/// Takes the keys of the region of a device. `None` if it could not be opened, or damage hides keys of it: which are swapped is not known then.
 pub(super) fn recover_swaps(
     swaps: &SwappedKeys,
     superblock: &SpanSuperblock,
     guest: usize,
     opened: Result<OpenedRegion, OpenError>,
 ) -> Option<SwapVolume> {
-    let (volume, listed) = opened.ok()?;
-    for (key, versions) in listed {
+    let opened = opened.ok();
+    let OpenedRegion { volume, keys, .. } = opened.filter(|region| region.is_whole)?;
+    let mut unread = Vec::new();
+    for (key, versions) in keys {
         if bug_injection::is_injected(InjectedBug::SwapForgetRegion) {
             break;
         }
@@ -33,9 +35,10 @@ pub(super) fn recover_swaps(
                 swaps.insert(superblock.map.device_of(position), key, swapped);
             }
             // It is not known to be older than what home has.
-            None => swaps.add_unknown(superblock.map.partition_of(position), guest),
+            None => unread.push(superblock.map.partition_of(position)),
         }
     }
+    swaps.set_unknown(guest, &unread);
     Some(volume)
 }
 

@@ -31,14 +31,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const SWAP_UNIT_BYTES: u64 = 64 << 10;
 /// The stores of a region: it is written by few keys.
 const REGION_STORES: u16 = 4;
-/// The records that are read at once when a region is opened.
-const READ_AT_ONCE: usize = 64;
+/// The keys that are read at once when a region is opened.
+pub(super) const READ_AT_ONCE: usize = 64;
 
 /// The volume of a swap region.
 pub(super) type SwapVolume = Arc<LogVolume>;
 
-/// A region as it was opened, with its keys. A key whose record cannot be read has no versions.
-pub(super) type OpenedRegion = (SwapVolume, Vec<(Key, Option<SwappedVersions>)>);
+/// A region as it was opened.
+pub(super) struct OpenedRegion {
+    pub volume: SwapVolume,
+    /// A key whose record cannot be read has no versions.
+    pub keys: Vec<(Key, Option<SwappedVersions>)>,
+    /// Whether damage hides no keys.
+    pub is_whole: bool,
+}
 
 /// The versions of a swapped key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,26 +188,26 @@ pub(super) async fn open_region(
     let volume =
         <SwapVolume as Volume>::open(&devices, pool, swap_config(config), &swap_format(format)).await?;
     let engine = volume.engine(0, &devices, pool.clone());
-    let mut keys = Vec::new();
+    let mut listed = Vec::new();
     let mut collect = |key: &[u8]| {
-        keys.push(Key::new(key).expect("a key of the volume"));
+        listed.push(Key::new(key).expect("a key of the volume"));
         true
     };
-    engine.list(&Key::new(&[]).expect("the empty key"), &mut collect).await?;
-    let mut listed = Vec::with_capacity(keys.len());
+    let is_whole = engine.list_whole(&mut collect).await?;
+    let mut keys = Vec::with_capacity(listed.len());
     let versions_of = async |key| {
         let read = read_record(&engine, key, ValueRange { offset: 0, bytes_max: 0 }).await;
         read.map(|record| record.map(|(versions, _)| versions))
     };
-    for some in keys.chunks(READ_AT_ONCE) {
+    for some in listed.chunks(READ_AT_ONCE) {
         let versions = join_all(some.iter().map(&versions_of)).await;
         for (key, mut read) in some.iter().zip(versions) {
             // A small pool has no buffers for so many reads at once.
             if read == Err(EngineError::NoMemory) {
                 read = versions_of(key).await;
             }
-            listed.push((key.clone(), read.unwrap_or(None)));
+            keys.push((key.clone(), read.unwrap_or(None)));
         }
     }
-    Ok((volume, listed))
+    Ok(OpenedRegion { volume, keys, is_whole })
 }

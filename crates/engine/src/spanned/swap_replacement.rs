@@ -8,13 +8,11 @@
 //! home. Invariant: regions keep all until the new device is one of the volume. Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of
 //! the simulator.
 
-use super::places::{OpenMember, OpenRegion};
+use super::places::OpenMember;
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
-use super::swap_region::read_record;
-use super::swapping::home_value;
-use super::volume::{SpannedVolume, member_device};
-use crate::{Engine, OpenError, PutOptions, PutOutcome, ValueRange, Volume};
+use super::volume::SpannedVolume;
+use crate::{Engine, OpenError, Volume};
 use octokv_base::{BufferPool, Key, RingPosition, Version};
 use octokv_device::Device;
 use std::rc::Rc;
@@ -45,8 +43,8 @@ impl<V: Volume> SpannedVolume<V> {
         RetiredMember(Some(is_retired))
     }
 
-    /// A handle on a device that serves, of the core that is for replacements.
-    fn replacement_handle(
+    /// A handle on a device that serves, of the core that is for openings and replacements.
+    pub(super) fn replacement_handle(
         &self,
         devices: &[Rc<dyn Device>],
         index: usize,
@@ -58,11 +56,12 @@ impl<V: Volume> SpannedVolume<V> {
         is_served.then(|| self.member_engine(index, member, (self.cores(), device, pool)).volume).flatten()
     }
 
-    fn position_of(&self, key: &Key) -> RingPosition {
+    pub(super) fn position_of(&self, key: &Key) -> RingPosition {
         RingPosition::of(key, self.superblock().hash_seed)
     }
 
-    /// Deletes the keys whose newest values were in the region of a device that is given up.
+    /// Deletes the keys whose newest values were in the region of a device that is given up. They stay swapped, and so answer that the device is
+    /// not available, until the replacement is counted: what was stored at home before would lose to the region, if the device came back.
     ///
     /// # Errors
     /// A home device fails.
@@ -88,50 +87,12 @@ impl<V: Volume> SpannedVolume<V> {
                     let deleted = of_home.engine.delete_with(&key, Version::NONE).await;
                     deleted.map_err(|error| of_home.place.engine_error(error))?;
                 }
-                swaps.remove(home, &key);
             }
             if swaps.flushes_home() {
                 of_home.engine.flush().await.map_err(|error| of_home.place.engine_error(error))?;
             }
         }
         Ok(())
-    }
-
-    /// Stores the values of the swapped keys of a device that was given up in the volume on the new one, and removes them from the regions of
-    /// others. A key whose region or new volume fails stays swapped, and is merged later.
-    pub(super) async fn merge_into(
-        &self,
-        volume: &V,
-        (devices, given): (&[Rc<dyn Device>], usize),
-        home: usize,
-        pool: &BufferPool,
-    ) {
-        let Some(swaps) = self.swaps() else { return };
-        let device = member_device(&devices[given], self.superblock().swap_bytes);
-        let new = volume.engine(self.cores(), &[device], pool.clone());
-        for guest in (0..devices.len()).filter(|&guest| guest != home) {
-            let of_guest = self.replacement_handle(devices, guest, pool);
-            let Some(OpenMember { swap: Some(OpenRegion { engine: region, .. }), .. }) = of_guest else {
-                continue;
-            };
-            for key in swaps.keys_in(home, guest) {
-                let _exclusive = swaps.exclude(self.position_of(&key)).await;
-                let is_stored = match read_record(&region, &key, ValueRange::ALL).await {
-                    Ok(Some((versions, value))) => {
-                        let value = home_value(new.record_layout(), &key, &value);
-                        let options = PutOptions { version: versions.version, ..PutOptions::default() };
-                        let outcome = new.put_with(&key, value, options).await;
-                        outcome.is_ok_and(|outcome| outcome != PutOutcome::Full)
-                            && (!swaps.flushes_home() || new.flush().await.is_ok())
-                    }
-                    Ok(None) => true,
-                    Err(_) => false,
-                };
-                if is_stored && region.delete_with(&key, Version::NONE).await.is_ok() {
-                    swaps.remove(home, &key);
-                }
-            }
-        }
     }
 
     /// The notes of a device without keys: of those that it had the regions of others still have some.

@@ -53,6 +53,8 @@ pub(super) struct SwappedKeys {
     homes: Vec<HomeDevice>,
     /// Those of all devices.
     count: AtomicUsize,
+    /// How many keys are swapped no more.
+    removals: AtomicU64,
     locks: Box<[SharedLock]>,
     notes: Mutex<Vec<SwapNotes>>,
     /// Taken to write a superblock.
@@ -112,6 +114,7 @@ impl SwappedKeys {
         SwappedKeys {
             homes: (0..devices).map(|_| HomeDevice::default()).collect(),
             count: AtomicUsize::new(0),
+            removals: AtomicU64::new(0),
             locks: (0..LOCKS).map(|_| SharedLock::default()).collect(),
             notes: Mutex::new(vec![SwapNotes::default(); devices]),
             superblocks: SharedLock::default(),
@@ -211,9 +214,17 @@ impl SwappedKeys {
 
     /// The newest value of a key is at its home. REQUIRES: the exclusive lock of the key.
     pub fn remove(&self, home: usize, key: &Key) {
-        if self.homes[home].keys.lock().remove(key).is_some() {
+        let mut keys = self.homes[home].keys.lock();
+        // Before the key is found missing.
+        self.removals.fetch_add(1, Ordering::AcqRel);
+        if keys.remove(key).is_some() {
             self.count.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// Changes whenever the newest value of a swapped key is at its home from then on: one that was read there before may be older, if [`SwappedKeys::get`] finds the key no more.
+    pub fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
     }
 
     /// Waits for the operations that hold a lock of a key now.
@@ -227,6 +238,7 @@ impl SwappedKeys {
     pub fn forget_guest(&self, guest: usize) {
         for home in &self.homes {
             let mut keys = home.keys.lock();
+            self.removals.fetch_add(1, Ordering::AcqRel);
             let before = keys.len();
             keys.retain(|_, swapped| usize::from(swapped.guest) != guest);
             self.count.fetch_sub(before - keys.len(), Ordering::AcqRel);
@@ -234,10 +246,12 @@ impl SwappedKeys {
         self.notes.lock().iter_mut().for_each(|notes| *notes = notes.without(guest));
     }
 
-    /// Marks the region of a device as known, so that keys which it does not have are read at home. REQUIRES: its keys were inserted.
-    pub fn clear_unknown(&self, guest: usize) {
+    /// Marks the region of a device as known but for keys of these partitions, so that other keys which it does not have are read at home. REQUIRES: its keys were
+    /// inserted.
+    pub fn set_unknown(&self, guest: usize, partitions: &[usize]) {
         let mut unknown = self.unknown.lock();
         unknown.iter_mut().for_each(|guests| *guests &= !(1 << guest));
+        partitions.iter().for_each(|&partition| unknown[partition] |= 1 << guest);
         self.has_unknown.store(unknown.iter().any(|&guests| guests != 0), Ordering::Release);
     }
 
@@ -333,5 +347,127 @@ impl SwappedKeys {
         }
         let guests = self.unknown.lock()[partition];
         (guests != 0).then(|| guests.trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Version;
+
+    fn swaps(gap: u32) -> SwappedKeys {
+        SwappedKeys::new(3, gap, Durability::PowerSafe)
+    }
+
+    fn key(number: u8) -> Key {
+        Key::new(&[number]).expect("short")
+    }
+
+    fn swapped(guest: u8) -> SwappedKey {
+        let versions = SwappedVersions { version: Version::NONE, at_home: Version::NONE };
+        SwappedKey { guest, versions, is_acknowledged: true }
+    }
+
+    fn begun(swaps: &SwappedKeys, device: usize, commands: usize) -> Vec<CommandInFlight<'_>> {
+        (0..commands).map(|_| swaps.begin(device)).collect()
+    }
+
+    #[test]
+    fn the_guest_is_the_least_loaded_device_if_home_has_so_many_more_commands() {
+        //   want, in flight of each, devices with regions
+        let table = [
+            (None, [7, 0, 0], vec![0, 1, 2]),
+            (Some(1), [8, 0, 0], vec![0, 1, 2]),
+            (Some(2), [9, 1, 0], vec![0, 1, 2]),
+            (Some(1), [9, 1, 0], vec![0, 1]),
+            (None, [9, 2, 0], vec![0, 1]),
+            (None, [20, 0, 0], vec![0]),
+        ];
+        for (want, in_flight, devices) in table {
+            let swaps = swaps(8);
+            let commands: Vec<_> =
+                in_flight.iter().enumerate().map(|(device, &count)| begun(&swaps, device, count)).collect();
+            let guest = swaps.guest_for(0, devices.iter().copied());
+            assert_eq!(guest, want, "{in_flight:?}, {devices:?}");
+            drop(commands);
+            assert_eq!(
+                swaps.guest_for(0, devices.iter().copied()),
+                None,
+                "a command that ended counts no more"
+            );
+        }
+        assert_eq!(swaps(0).guest_for(2, 0..3), Some(0), "without a gap every put that can be");
+    }
+
+    #[test]
+    fn puts_of_a_swapped_key_stay_in_the_region_until_home_is_nearly_idle() {
+        //   gap, commands of home, idle, stays swapped: the put itself is one of them
+        let table = [
+            (16, 0, true, false),
+            (16, 2, true, false),
+            (16, 3, false, false),
+            (16, 4, false, true),
+            (16, 15, false, true),
+            (0, 0, true, false),
+            (0, 1, false, true),
+        ];
+        for (gap, commands, is_idle, stays_swapped) in table {
+            let swaps = swaps(gap);
+            let _begun = begun(&swaps, 1, commands);
+            let is = (swaps.is_idle(1), swaps.stays_swapped(1));
+            assert_eq!(is, (is_idle, stays_swapped), "gap {gap}, {commands} commands");
+        }
+    }
+
+    #[test]
+    fn a_region_that_is_given_up_takes_its_keys_and_notes_and_no_others() {
+        let swaps = swaps(8);
+        swaps.insert(0, key(1), swapped(1));
+        swaps.insert(0, key(2), swapped(2));
+        swaps.insert(2, key(3), swapped(1));
+        let mut notes = SwapNotes::default();
+        notes.add(7, 1);
+        notes.add(9, 2);
+        swaps.set_notes(0, notes);
+        let removals = swaps.removals();
+        swaps.forget_guest(1);
+        assert_eq!((swaps.count(), swaps.get(0, &key(1)), swaps.get(2, &key(3))), (1, None, None));
+        assert_ne!(swaps.removals(), removals, "what homes had of them before may be older");
+        assert_eq!(swaps.keys_in(0, 2), [key(2)]);
+        assert!(!swaps.notes(0).has(7, 1) && swaps.notes(0).has(9, 2));
+        swaps.remove(0, &key(2));
+        assert_eq!(swaps.count(), 0);
+    }
+
+    #[test]
+    fn a_partition_is_unknown_until_all_regions_that_may_have_it_are_known() {
+        let swaps = swaps(8);
+        assert!(!swaps.has_unknown() && swaps.unknown(7).is_none());
+        swaps.add_unknown(7, 1);
+        swaps.add_unknown(7, 2);
+        swaps.add_unknown(8, 1);
+        assert_eq!((swaps.unknown(7), swaps.unknown(8), swaps.unknown(9)), (Some(1), Some(1), None));
+        swaps.set_unknown(1, &[]);
+        assert_eq!((swaps.unknown(7), swaps.unknown(8)), (Some(2), None));
+        assert!(swaps.has_unknown());
+        swaps.set_unknown(2, &[9]);
+        assert_eq!((swaps.unknown(7), swaps.unknown(9)), (None, Some(2)));
+        swaps.set_unknown(2, &[]);
+        assert!(!swaps.has_unknown() && swaps.unknown(7).is_none());
+    }
+
+    #[test]
+    fn the_notes_name_the_partitions_of_the_swapped_keys_and_no_write_of_them_follows_a_dropped_one() {
+        let swaps = swaps(8);
+        swaps.insert(0, key(3), swapped(1));
+        swaps.insert(0, key(5), swapped(2));
+        swaps.insert(1, key(6), swapped(0));
+        let notes = swaps.notes_of_keys(0, |key| key.as_bytes()[0].into());
+        assert!(notes.has(3, 1) && notes.has(5, 2));
+        assert!(!notes.has(6, 0) && !notes.has(4, 1));
+        swaps.begin_note().end();
+        assert!(swaps.may_note());
+        drop(swaps.begin_note());
+        assert!(!swaps.may_note());
     }
 }

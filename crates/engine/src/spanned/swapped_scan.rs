@@ -1,11 +1,14 @@
 //! Scans of a volume with swapped keys: what home has of them, with the versions and digests of their newest values.
 //!
 //! In: the entries of the home devices, in the order of the ring. Out: the same keys, with what the regions have. A key whose newest version only its record has is
-//! found whatever the scan asks for: the home devices are asked for all, and entries are left out afterwards. Tested in `tests/spanned_swap.rs`.
+//! found whatever the scan asks for: the home devices are asked for all, and entries are left out afterwards. Invariant: a key that was merged since its entry was read is
+//! read again. Tested in `tests/spanned_swap.rs`.
 
+use super::core::SpannedCore;
 use super::places::PlacedMember;
-use super::ring_merge::{ListOrder, scan_merged};
-use crate::{Engine, EngineError, ScanEntry, ScanSink, StoredValue, value_digest};
+use super::ring_merge::scan_merged;
+use super::swapped_keys::SwappedKeys;
+use crate::{Engine, EngineError, ScanEntry, ScanSink, ValueRange, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, Version};
 
 /// The entries that are read ahead of the sink.
@@ -20,20 +23,19 @@ struct HomeEntry {
     digest: u64,
 }
 
-/// Yields the entries of a range in the order of the ring; `swapped` gives the value of a key that a region has.
+/// Yields the entries of a range in the order of the ring.
 ///
 /// # Errors
 /// Of a device.
 pub(super) async fn scan_with_swaps<E: Engine>(
+    (core, swaps): (&SpannedCore<E>, &SwappedKeys),
     members: &[PlacedMember<E>],
-    order: ListOrder,
     (range, since): (RingRange, Version),
-    swapped: impl AsyncFn(&Key) -> Result<Option<StoredValue>, EngineError>,
     sink: &mut impl ScanSink,
 ) -> Result<(), EngineError> {
     let mut rest = Some(range);
     while let Some(range) = rest {
-        let mut page = Vec::new();
+        let (mut page, removals) = (Vec::new(), swaps.removals());
         let mut collect = |entry: &ScanEntry<'_>| {
             let has_space = page.len() < PAGE_ENTRIES;
             if has_space {
@@ -47,7 +49,7 @@ pub(super) async fn scan_with_swaps<E: Engine>(
             }
             has_space
         };
-        scan_merged(members, order, (range, Version::NONE), &mut collect).await?;
+        scan_merged(members, core.order, (range, Version::NONE), &mut collect).await?;
         rest = match page.last() {
             Some(last) if page.len() == PAGE_ENTRIES && last.position < range.last() => {
                 RingRange::new(RingPosition(last.position.0 + 1), range.last())
@@ -55,9 +57,17 @@ pub(super) async fn scan_with_swaps<E: Engine>(
             _ => None,
         };
         for mut entry in page {
-            if let Some(value) = swapped(&entry.key).await? {
-                entry.version = value.version;
-                entry.digest = value_digest(value.as_bytes(), value.expires_at);
+            if core.may_be_newer(swaps, &entry.key, removals)? {
+                match core.get_swapping(swaps, &entry.key, ValueRange::ALL).await? {
+                    Some(value) => {
+                        entry.version = value.version;
+                        entry.digest = value_digest(value.as_bytes(), value.expires_at);
+                        entry.is_tombstone = false;
+                    }
+                    // It was deleted since the page was read.
+                    None if !entry.is_tombstone => continue,
+                    None => {}
+                }
             }
             let HomeEntry { position, ref key, version, is_tombstone, digest } = entry;
             let key = key.as_bytes();

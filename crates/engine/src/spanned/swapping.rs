@@ -11,7 +11,7 @@
 //! of a write that was not acknowledged, or equal to what home has.
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
-use super::engine::{SpannedEngine, absent, serves};
+use super::core::{SpannedCore, absent, serves};
 use super::places::{OpenRegion, PlacedMember};
 use super::swap_recovery::write_notes;
 use super::swap_region::{SwappedVersions, read_record, swap_value};
@@ -58,7 +58,7 @@ impl<'a> PlacedKey<'a> {
     }
 }
 
-impl<E: Engine> SpannedEngine<E> {
+impl<E: Engine> SpannedCore<E> {
     fn placed_key<'a>(&self, swaps: &'a SwappedKeys, key: &'a Key) -> PlacedKey<'a> {
         let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed());
         PlacedKey { swaps, key, position, home: self.map().device_of(position) }
@@ -105,13 +105,16 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Panics
+    /// On a volume without swap regions.
     pub(super) async fn put_swapping(
         &self,
-        swaps: &SwappedKeys,
         key: &Key,
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
+        let swaps = self.swaps().expect("the volume has regions");
         let of = self.placed_key(swaps, key);
         self.check_known(&of)?;
         let of_home = self.member(of.home)?;
@@ -347,12 +350,15 @@ impl<E: Engine> SpannedEngine<E> {
     ///
     /// # Errors
     /// As there.
+    ///
+    /// # Panics
+    /// On a volume without swap regions.
     pub(super) async fn delete_swapping(
         &self,
-        swaps: &SwappedKeys,
         key: &Key,
         version: Version,
     ) -> Result<DeleteOutcome, EngineError> {
+        let swaps = self.swaps().expect("the volume has regions");
         let of = self.placed_key(swaps, key);
         self.check_known(&of)?;
         let _command = swaps.begin(of.home);
@@ -410,21 +416,19 @@ impl<E: Engine> SpannedEngine<E> {
         Ok(())
     }
 
-    /// The version and the whole value of a key that is swapped; `None` if it is not.
+    /// Whether the value of a key is newer than the one that its home had when there had been so many `removals`, or may be.
     ///
     /// # Errors
-    /// A device failed.
-    pub(super) async fn swapped_value(
+    /// The key may be in a region that was not opened.
+    pub(super) fn may_be_newer(
         &self,
         swaps: &SwappedKeys,
         key: &Key,
-    ) -> Result<Option<StoredValue>, EngineError> {
+        removals: u64,
+    ) -> Result<bool, EngineError> {
         let of = self.placed_key(swaps, key);
         self.check_known(&of)?;
-        match of.swapped() {
-            None => Ok(None),
-            Some(swapped) => self.get_in_region(&of, swapped, ValueRange::ALL).await,
-        }
+        Ok(of.swapped().is_some() || swaps.removals() != removals)
     }
 
     /// Merges the keys of home devices that are nearly idle, each core its part of the keys; never ends.

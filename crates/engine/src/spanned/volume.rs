@@ -7,8 +7,9 @@
 //! ```
 //! In: devices in any order. Out: a handle for each core. Invariant: a device that cannot be read takes down its own keys alone.
 
+use super::core::{SpanShared, SpannedCore};
 use super::devices::{places_of, read_superblocks, replacements_of, tell_replacements};
-use super::engine::{SpanShared, SpannedEngine, sum_of};
+use super::engine::{SpannedEngine, sum_of};
 use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
 use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
@@ -20,6 +21,7 @@ use super::swap_region::{
 };
 use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
+use crate::common::abandoned::AbandonedCount;
 use crate::common::superblock::{DeviceOfVolume, SUPERBLOCK_AREA_BYTES, SuperblockError};
 use crate::common::superblock_io::{erase_superblocks, write_superblock};
 use crate::{
@@ -348,8 +350,11 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         };
         let (members, cores) = (Mutex::new(members), config.cores);
         let swaps = swaps.map(Arc::new);
-        let shared = SpanShared { cores, gate: Arc::default(), page_budget: Arc::default(), swaps };
-        Ok(SpannedVolume(Arc::new(Span { superblock, info, members, shared })))
+        let (gate, page_budget, abandoned) = (Arc::default(), Arc::default(), AbandonedCount::default());
+        let shared = SpanShared { cores, gate, page_budget, swaps, abandoned };
+        let volume = SpannedVolume(Arc::new(Span { superblock, info, members, shared }));
+        volume.merge_unlisted(devices, pool).await;
+        Ok(volume)
     }
 
     /// Verifies the volumes on the devices one after another.
@@ -405,7 +410,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let members = of_volume.iter().enumerate().map(member).collect();
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
         let order = if self.0.info.has_iterators { ListOrder::Keys } else { ListOrder::Ring(hash_seed) };
-        SpannedEngine::new(members, (map, hash_seed, order), (core, self.0.shared.clone()))
+        SpannedEngine::new(SpannedCore::new(members, (map, hash_seed, order), (core, self.0.shared.clone())))
     }
 
     fn info(&self) -> VolumeInfo {
@@ -427,6 +432,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     fn is_idle(&self) -> bool {
         let is_merging = self.swaps().is_some_and(SwappedKeys::is_merging);
         !is_merging
+            && self.0.shared.abandoned.is_zero()
             && self.members().all(|volume| volume.is_idle())
             && self.regions().all(|region| region.is_idle())
     }

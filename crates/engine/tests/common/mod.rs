@@ -11,8 +11,10 @@ pub mod lsm_fixture;
 pub mod maintained_volume;
 pub mod noted_device;
 pub mod opened_span;
+pub mod spanned_contract;
 pub mod spanned_fixture;
 pub mod stable_memory;
+pub mod swapped_volume;
 pub mod traced_memory;
 pub mod unwritten;
 

@@ -1,0 +1,239 @@
+//! One core's part of a volume on several devices: the handles on their volumes, by key and by device.
+//!
+//! In: keys and ranges of them. Out: the handles on the devices that have them, and errors that name a device. Invariants: a device that has failed while
+//! it was open is as one that was not opened; an operation keeps the handle that it began with, whatever replaces it.
+//! Tested in `tests/spanned_devices.rs` and `tests/spanned_replacement.rs`.
+
+use super::iterator::{PageBudget, SpannedIterator};
+use super::partition_map::PartitionMap;
+use super::places::{PlacedMember, SpannedMember};
+use super::ring_merge::ListOrder;
+use super::snapshot_gate::SnapshotGate;
+use super::swapped_keys::SwappedKeys;
+use super::traffic::TrafficCounters;
+use crate::bug_injection::{self, InjectedBug};
+use crate::common::abandoned::AbandonedCount;
+use crate::{Engine, EngineError, VolumePlace};
+use futures_util::future::{LocalBoxFuture, join_all};
+use octokv_base::{Key, RingPosition, RingRange};
+use octokv_device::DeviceError;
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// See the module header.
+pub(super) struct SpannedCore<E> {
+    /// By the indices of the devices. Operations in progress keep the handle of a device that is replaced.
+    members: Vec<RefCell<Rc<SpannedMember<E>>>>,
+    /// Woken when a device is replaced.
+    background: RefCell<Vec<Waker>>,
+    map: PartitionMap,
+    hash_seed: u64,
+    pub(super) order: ListOrder,
+    core: usize,
+    pub(super) shared: SpanShared,
+}
+
+/// What the handles of all cores share.
+#[derive(Clone)]
+pub(super) struct SpanShared {
+    /// The cores that have handles.
+    pub cores: usize,
+    pub gate: Arc<SnapshotGate>,
+    pub page_budget: Arc<PageBudget>,
+    /// `None` without swap regions.
+    pub swaps: Option<Arc<SwappedKeys>>,
+    /// Operations on keys that may be swapped whose callers dropped them.
+    pub abandoned: AbandonedCount,
+}
+
+/// The error of operations on keys of a device that was not opened, or has failed.
+pub(super) fn absent(device: usize) -> EngineError {
+    EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
+}
+
+/// Whether the device of a handle has not failed.
+pub(super) fn serves<E>(placed: &PlacedMember<E>) -> bool {
+    !placed.is_lost() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
+}
+
+impl<E: Engine> SpannedCore<E> {
+    /// A handle on members, at least one of which serves.
+    pub(super) fn new(
+        members: Vec<SpannedMember<E>>,
+        (map, hash_seed, order): (PartitionMap, u64, ListOrder),
+        (core, shared): (usize, SpanShared),
+    ) -> SpannedCore<E> {
+        let members = members.into_iter().map(|member| RefCell::new(Rc::new(member))).collect();
+        SpannedCore { members, background: RefCell::default(), map, hash_seed, order, core, shared }
+    }
+
+    /// Sets the handle on the device of an index, which was replaced.
+    pub(super) fn set_member(&self, index: usize, member: SpannedMember<E>) {
+        self.members[index].replace(Rc::new(member));
+        self.background.take().iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// The swapping of a volume with swap regions.
+    pub(super) fn swaps(&self) -> Option<&SwappedKeys> {
+        self.shared.swaps.as_deref()
+    }
+
+    pub(super) fn map(&self) -> &PartitionMap {
+        &self.map
+    }
+
+    pub(super) fn hash_seed(&self) -> u64 {
+        self.hash_seed
+    }
+
+    /// The number of devices.
+    pub(super) fn devices(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether the core of the handle works on a position in the background.
+    pub(super) fn is_own(&self, position: RingPosition) -> bool {
+        self.owner_of(position) == self.core
+    }
+
+    /// The core whose part of the ring has a position.
+    pub(super) fn owner_of(&self, position: RingPosition) -> usize {
+        (((position.0 >> 64) * self.shared.cores as u128) >> 64) as usize
+    }
+
+    pub(super) fn device_of(&self, key: &[u8]) -> usize {
+        self.map.device_of(RingPosition::of_bytes(key, self.hash_seed))
+    }
+
+    pub(super) fn any_member(&self, device: usize) -> Rc<SpannedMember<E>> {
+        Rc::clone(&self.members[device].borrow())
+    }
+
+    /// The handle on a device that serves.
+    pub(super) fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
+        PlacedMember::new(self.any_member(device)).filter(serves).ok_or(absent(device))
+    }
+
+    /// The handles that were opened, whether their devices have failed meanwhile or not.
+    pub(super) fn opened_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
+        (0..self.members.len()).filter_map(|device| PlacedMember::new(self.any_member(device)))
+    }
+
+    /// The handles that serve.
+    pub(super) fn open_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
+        self.opened_members().filter(|placed| !placed.is_lost())
+    }
+
+    /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
+    pub(super) fn error_of(
+        &self,
+        placed: &PlacedMember<E>,
+        device: usize,
+        error: EngineError,
+    ) -> EngineError {
+        if serves(placed) { placed.engine_error(error) } else { absent(device) }
+    }
+
+    /// The handles of all devices that have keys of a range.
+    ///
+    /// # Errors
+    /// That of the first which is absent.
+    pub(super) fn members_of(&self, range: RingRange) -> Result<Vec<PlacedMember<E>>, EngineError> {
+        let devices = (0..self.members.len()).filter(|&device| self.map.has_keys_of(device, range));
+        devices.map(|device| self.member(device)).collect()
+    }
+
+    /// The handles of the devices of an iterator, which are all.
+    ///
+    /// # Errors
+    /// That of the first which is absent, or was replaced since the iterator was created: its snapshot is lost.
+    pub(super) fn members_of_iterator(
+        &self,
+        iterator: &SpannedIterator<E::Iterator>,
+    ) -> Result<Vec<PlacedMember<E>>, EngineError> {
+        let members = self.members_of(RingRange::FULL)?;
+        let mut replaced = members.iter().zip(iterator.replacements());
+        match replaced.position(|(member, then)| member.replacements() != then) {
+            Some(device) => Err(absent(device)),
+            None => Ok(members),
+        }
+    }
+
+    /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
+    pub(super) async fn on_key<T>(
+        &self,
+        key: &Key,
+        operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
+    ) -> Result<T, EngineError> {
+        self.on_key_counted(key, operation, |_, _| ()).await
+    }
+
+    /// [`SpannedCore::on_key`], whose outcome `count` counts as traffic of the device.
+    pub(super) async fn on_key_counted<T>(
+        &self,
+        key: &Key,
+        operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
+        count: impl FnOnce(&TrafficCounters, &T),
+    ) -> Result<T, EngineError> {
+        let device = self.device_of(key.as_bytes());
+        let placed = self.member(device)?;
+        let outcome = operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error));
+        if let Ok(done) = &outcome {
+            count(placed.traffic(), done);
+        }
+        self.shared.gate.pass().await;
+        outcome
+    }
+
+    /// Counts traffic of a key's device.
+    pub(super) fn traffic_of(&self, key: &Key, count: impl FnOnce(&TrafficCounters)) {
+        count(&self.any_member(self.device_of(key.as_bytes())).traffic);
+    }
+
+    /// Runs an operation on all devices at once, on those that serve even if others do not.
+    ///
+    /// # Errors
+    /// That of the first device that is absent or failed.
+    pub(super) async fn on_all<T>(
+        &self,
+        operation: impl AsyncFn(&E) -> Result<T, EngineError>,
+    ) -> Result<Vec<T>, EngineError> {
+        let of_device = async |device| {
+            let placed = self.member(device)?;
+            operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error))
+        };
+        join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
+    }
+
+    /// Runs a task on each volume, and on those that take the place of others, until it is dropped. The task of one that is replaced is dropped.
+    pub(super) async fn on_each(&self, task: impl AsyncFn(PlacedMember<E>)) {
+        let task = &task;
+        let begin = |member: Rc<SpannedMember<E>>| -> Option<LocalBoxFuture<'_, ()>> {
+            Some(Box::pin(task(PlacedMember::new(member)?)))
+        };
+        let members = (0..self.members.len()).map(|device| self.any_member(device));
+        let mut tasks: Vec<_> = members.map(|member| (Rc::clone(&member), begin(member))).collect();
+        let poll = |context: &mut Context<'_>| {
+            let mut wakers = self.background.borrow_mut();
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
+            drop(wakers);
+            for (device, (of_member, running)) in tasks.iter_mut().enumerate() {
+                let member = self.any_member(device);
+                if !Rc::ptr_eq(of_member, &member) {
+                    (*of_member, *running) = (Rc::clone(&member), begin(member));
+                }
+                if running.as_mut().is_some_and(|task| task.as_mut().poll(context).is_ready()) {
+                    *running = None;
+                }
+            }
+            // A device may be replaced when all have ended.
+            Poll::Pending
+        };
+        poll_fn(poll).await
+    }
+}
