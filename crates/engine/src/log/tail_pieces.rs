@@ -351,7 +351,7 @@ impl TailPieces {
         self.pending.is_empty()
     }
 
-    /// Gives the memory of the pool back: what is pending is copied to other memory.
+    /// Copies all pending pieces to memory of their own, which frees their buffers of the pool.
     pub fn leave_pool(&mut self) {
         for piece in &mut self.pending {
             let mut bytes = Buffer::zeroed(piece.bytes.len());

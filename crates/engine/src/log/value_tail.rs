@@ -549,8 +549,7 @@ impl ValueTail {
         self.tickets.fail(&flight.pieces, given_up, failure, wakers);
     }
 
-    /// If all writers of what is pending have failed or were dropped, nothing is written before the next record comes, if one does: the pool does not
-    /// wait for that.
+    /// Frees the buffers of pending pieces that no writer waits for. They are written with the next record, which may never come.
     fn leave_pool_unless_awaited(&mut self) {
         let is_awaited = self.flight.is_some() || self.tickets.has_unwritten(self.unwritten_piece());
         if !self.pieces.is_empty() && !is_awaited {

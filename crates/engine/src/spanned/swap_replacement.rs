@@ -60,8 +60,8 @@ impl<V: Volume> SpannedVolume<V> {
         RingPosition::of(key, self.superblock().hash_seed)
     }
 
-    /// Deletes the keys whose newest values were in the region of a device that is given up. They stay swapped, and so answer that the device is
-    /// not available, until the replacement is counted: what was stored at home before would lose to the region, if the device came back.
+    /// Deletes from their home devices the keys whose newest values were in the region of the device that is replaced. Until the superblocks count the replacement, these keys
+    /// stay swapped: reads and writes of them fail with `Unavailable`. A put that was accepted earlier would be hidden by the region if the replaced device came back.
     ///
     /// # Errors
     /// A home device fails.

@@ -1,4 +1,4 @@
-//! Volumes with swap regions whose keys were swapped, and what is known of them.
+//! Fixtures: volumes with swap regions, some of whose keys are swapped, and the values that their keys must have.
 
 #![allow(dead_code)]
 
