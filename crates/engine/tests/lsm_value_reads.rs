@@ -116,6 +116,12 @@ fn values_that_were_put_in_the_order_of_keys_share_reads() {
     assert_eq!(fixed.len() as u64, VALUES, "a fixed degree reads each by itself");
 }
 
+/// Scans read each value, however often.
+fn without_cached_values(settings: &mut TreeSettings) {
+    with_long_segments(settings);
+    settings.cache_bytes = 16 << 10;
+}
+
 fn with_a_cache(settings: &mut TreeSettings) {
     with_long_segments(settings);
     settings.cache_bytes = 4 << 20;
@@ -146,6 +152,29 @@ fn a_get_reads_a_value_once_until_it_is_replaced_or_moved() {
     let key = stored.keys().next().expect("there are some").clone();
     run(volume.engine.delete(&key)).expect("no fault");
     assert!(run(volume.engine.get(&key)).expect("no fault").is_none());
+}
+
+#[test]
+fn a_scan_reads_no_value_that_the_cache_has_and_an_older_snapshot_keeps_its_own() {
+    let volume = ScannedVolume::in_the_order_of_keys(with_a_cache);
+    let older = run(volume.engine.create_iterator(IteratorOptions::default())).unwrap().unwrap();
+    let (all, errors, reads) = volume.scan();
+    assert_eq!((all.pairs.len() as u64, errors), (VALUES, vec![]));
+    assert!(!reads.is_empty());
+    let (again, _, reads) = volume.scan();
+    assert_eq!((again.pairs, reads), (all.pairs.clone(), vec![]));
+    for key in all.pairs.keys().step_by(2) {
+        assert_eq!(volume.put(key, 1_000), Ok(PutOutcome::Stored));
+    }
+    let (changed, _, reads) = volume.scan();
+    assert!(changed.pairs.values().step_by(2).all(|&operation| operation == 1_000));
+    let read_blocks: u64 = reads.iter().map(|(_, blocks)| blocks).sum();
+    assert!(read_blocks >= VALUES / 2 * RECORD_BLOCKS, "those that were replaced: {reads:?}");
+    // Gets find the newest ones there.
+    all.pairs.keys().for_each(|key| assert!(run(volume.engine.get(key)).expect("no fault").is_some()));
+    let mut sink = AllPairs::default();
+    while run(volume.engine.next_pairs(&older, &mut sink)).expect("no fault") != IteratorProgress::AtEnd {}
+    assert_eq!(sink.pairs, all.pairs);
 }
 
 #[test]
@@ -351,7 +380,7 @@ fn the_space_of_a_second_copy_is_that_of_whole_units() {
 
 #[test]
 fn a_record_that_cannot_be_read_costs_none_of_those_that_are_read_with_it() {
-    let volume = ScannedVolume::in_the_order_of_keys(with_long_segments);
+    let volume = ScannedVolume::in_the_order_of_keys(without_cached_values);
     let (all, _, reads) = volume.scan();
     let shared = |(_, blocks): &&(u64, u64)| *blocks > RECORD_BLOCKS;
     let (first_block, blocks) = *reads.iter().find(shared).expect("one that is shared");

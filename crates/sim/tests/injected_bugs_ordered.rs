@@ -111,5 +111,5 @@ fn an_edit_that_no_flush_follows_is_found() {
 
 #[test]
 fn a_delayed_put_that_is_not_woken_is_found() {
-    assert_found_in_tree(InjectedBug::ForgetDelayedWrites, 60);
+    assert_found_in_tree(InjectedBug::ForgetDelayedWrites, 600);
 }

@@ -138,9 +138,12 @@ impl LsmCore {
         }
         let AheadPair { key, value, value_bytes } = view.ahead.pop_front().expect("there is a next pair");
         let value = match value {
-            AheadValue::InSegment(address, units) => self
-                .begin_read(units.clone(), Vec::new())
-                .map(|read| AheadValue::Reading(address, units, read)),
+            AheadValue::InSegment(address, units) => match self.cached_value(units.start, &key, address) {
+                Some((record, bytes)) => Ok(AheadValue::Cached { units, record, bytes, _grant: None }),
+                None => self
+                    .begin_read(units.clone(), Vec::new())
+                    .map(|read| AheadValue::Reading(address, units, read)),
+            },
             value => Ok(value),
         };
         let degree = view.degree.degree() as usize;
@@ -152,9 +155,12 @@ impl LsmCore {
                 poll_fn(|context| read.poll(context, self.clock())).await;
                 latency = read.latency();
                 match self.read_record(&read, &units).await {
-                    Ok((buffer, at)) => self
-                        .check_record(&buffer[at.clone()], units.start, &key, address)
-                        .map(|value| AheadValue::Read(buffer, at.start + value.start..at.start + value.end)),
+                    Ok((buffer, at)) => {
+                        self.check_record(&buffer[at.clone()], units.start, &key, address).map(|value| {
+                            self.io.cache.insert_record(address, &buffer[at.start..at.start + value.end]);
+                            AheadValue::Read(buffer, at.start + value.start..at.start + value.end)
+                        })
+                    }
                     // The medium lost it: the same read would fail again.
                     Err(error) if self.io.is_lost(self.volume.lba(units.start), error) => {
                         Err(self.corrupt(units.start))
@@ -172,6 +178,7 @@ impl LsmCore {
         let taken = value.map(|value| match value {
             AheadValue::Inline(value) => TakenValue::Inline(value),
             AheadValue::Read(buffer, range) => TakenValue::Read(buffer, range),
+            AheadValue::Cached { record, bytes, .. } => TakenValue::Cached(record, bytes),
             AheadValue::InSegment(..) | AheadValue::Reading(..) => unreachable!("read above"),
         });
         (key, taken)
@@ -215,6 +222,9 @@ impl LsmCore {
         while let Some((mut run, mut units)) =
             next_run(&view.ahead, pairs, unit_bytes, can_gather, goes_on(view))
         {
+            if self.take_cached(&mut view.ahead[run.start]) {
+                continue;
+            }
             let grant = |pair: &AheadPair| self.volume.prefetch_budget.take(pair.value_bytes as u64);
             let grants: Vec<_> = view.ahead.range(run.clone()).map_while(grant).collect();
             run.end = run.start + grants.len();
@@ -232,6 +242,15 @@ impl LsmCore {
                 pair.value = AheadValue::Reading(address, units.clone(), read.clone());
             }
         }
+    }
+
+    /// Takes the value of a pair ahead from the cache; false if it is not there. Those behind the first of a run are not asked for: a read that gathers them is one read with or without them.
+    fn take_cached(&self, pair: &mut AheadPair) -> bool {
+        let AheadValue::InSegment(address, ref units) = pair.value else { unreachable!("not read yet") };
+        let Some((record, bytes)) = self.cached_value(units.start, &pair.key, address) else { return false };
+        let Some(grant) = self.volume.prefetch_budget.take(pair.value_bytes as u64) else { return false };
+        pair.value = AheadValue::Cached { units: units.clone(), record, bytes, _grant: Some(grant) };
+        true
     }
 
     /// Steps the view, and adds the pair at which it is then.
@@ -282,7 +301,7 @@ impl LsmCore {
             AheadValue::InSegment(address, ..) | AheadValue::Reading(address, ..) => {
                 address.value_bytes as usize
             }
-            AheadValue::Read(_, range) => range.len(),
+            AheadValue::Read(_, bytes) | AheadValue::Cached { bytes, .. } => bytes.len(),
         };
         view.ahead.push_back(AheadPair { key, value_bytes, value });
         Ok(())

@@ -19,7 +19,7 @@ use super::tree_version::TreeVersion;
 use super::value_reads::{AheadPair, AheadValue};
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
-use octokv_base::{Buffer, Nanos, UnixTime};
+use octokv_base::{Buffer, Nanos, SharedBuffer, UnixTime};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::Range;
@@ -91,6 +91,7 @@ impl EntryCursor for TreeSource {
 pub(super) enum TakenValue {
     Inline(Box<[u8]>),
     Read(Rc<Buffer>, Range<usize>),
+    Cached(SharedBuffer, Range<usize>),
 }
 
 impl TakenValue {
@@ -98,6 +99,7 @@ impl TakenValue {
         match self {
             TakenValue::Inline(value) => value,
             TakenValue::Read(buffer, range) => &buffer[range.clone()],
+            TakenValue::Cached(record, range) => &record[range.clone()],
         }
     }
 }

@@ -15,7 +15,7 @@ use super::version_edit::LEVELS;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::record::{LAYOUT, RecordId, UncheckedRecord, record_bytes};
 use crate::{EngineError, KeyStatus, StoredValue, ValueRange};
-use octokv_base::{Buffer, DataBuffer, Key, UnixTime, Version};
+use octokv_base::{Buffer, DataBuffer, Key, SharedBuffer, UnixTime, Version};
 use octokv_device::{DeviceError, DeviceFuture};
 use std::ops::Range;
 use std::sync::Arc;
@@ -241,15 +241,24 @@ impl LsmCore {
         address: ValueAddress,
     ) -> Result<Option<(DataBuffer, Range<usize>)>, EngineError> {
         let Some(units) = self.record_units(version, key, address)? else { return Ok(None) };
-        let cached = self.io.cached_record(address);
-        if let Some(record) = cached
-            && let Some(value) = self.value_in_verified(&record, units.start, key, address)
-        {
+        if let Some((record, value)) = self.cached_value(units.start, key, address) {
             return Ok(Some((record.into(), value)));
         }
         let (buffer, value) = self.read_record_value(units, key, address).await?;
         self.io.cache.insert_record(address, &buffer[..value.end]);
         Ok(Some((buffer.into(), value)))
+    }
+
+    /// The record of a value in the cache, and the range of the value in it. `location`: its first unit.
+    pub(super) fn cached_value(
+        &self,
+        location: u64,
+        key: &[u8],
+        address: ValueAddress,
+    ) -> Option<(SharedBuffer, Range<usize>)> {
+        let record = self.io.cached_record(address)?;
+        let value = self.value_in_verified(&record, location, key, address)?;
+        Some((record, value))
     }
 
     /// The range of the value in the bytes of its record, if that is the one. REQUIRES: the checksum of the value was verified.

@@ -11,7 +11,7 @@
 
 use super::entry::ValueAddress;
 use super::prefetch_degree::PrefetchGrant;
-use octokv_base::{Buffer, Nanos};
+use octokv_base::{Buffer, Nanos, SharedBuffer};
 use octokv_device::{DeviceError, DeviceFuture, IoResult};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -34,6 +34,8 @@ pub(super) enum AheadValue {
     Reading(ValueAddress, Range<u64>, ValueRead),
     /// Those bytes of a buffer.
     Read(Rc<Buffer>, Range<usize>),
+    /// That of a record in these units, which the cache had: those bytes of it. It has a grant if it was not wanted yet.
+    Cached { units: Range<u64>, record: SharedBuffer, bytes: Range<usize>, _grant: Option<PrefetchGrant> },
 }
 
 /// A pair that the view has passed and the iterator has not.
@@ -44,10 +46,12 @@ pub(super) struct AheadPair {
 }
 
 impl AheadValue {
-    /// The units of its record, if that is read ahead.
+    /// The units of its record, if that is read ahead or was in the cache.
     pub(super) fn units(&self) -> Option<&Range<u64>> {
         match self {
-            AheadValue::InSegment(_, units) | AheadValue::Reading(_, units, _) => Some(units),
+            AheadValue::InSegment(_, units)
+            | AheadValue::Reading(_, units, _)
+            | AheadValue::Cached { units, .. } => Some(units),
             AheadValue::Inline(_) | AheadValue::Read(..) => None,
         }
     }
