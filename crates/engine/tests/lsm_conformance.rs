@@ -212,3 +212,22 @@ fn a_full_compaction_frees_what_was_overwritten_and_deleted() {
     let after = engine.statistics();
     assert_eq!((after.keys, after.used_bytes), (0, 0));
 }
+
+#[test]
+fn a_full_compaction_drops_the_tombstones_of_a_flush_that_nothing_overlaps() {
+    let fixture = LsmFixture { cores: 1, ..LsmFixture::default() };
+    let (disk, engines, mut random) = lsm_volume(&fixture, 4);
+    let engine = &engines[0];
+    let mut complete = || {
+        disk.complete_one(&mut random);
+    };
+    for index in 0..5 {
+        let key = key_of(index);
+        let record = record_of(engine.record_layout(), &key, &value_of(&key, 0, 10));
+        let put = block_on(engine.put(&key, PutMode::Upsert, record, 10), &mut complete);
+        assert_eq!(put, Ok(PutOutcome::Stored));
+    }
+    block_on(engine.delete(&key_of(2)), &mut complete).expect("no fault");
+    block_on(engine.compact_all(), &mut complete).expect("no fault");
+    assert_eq!(engine.statistics().keys, 4);
+}

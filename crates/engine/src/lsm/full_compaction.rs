@@ -119,7 +119,10 @@ impl LsmCore {
         initial: &InitialTree,
         behind: &mut Vec<u8>,
     ) -> Result<bool, EngineError> {
-        self.compact_chosen(&self.volume.settings.compaction, |input| {
+        // A table that nothing overlaps is moved only if it has no tombstones that can go.
+        let settings =
+            CompactionSettings { tombstone_permille: 1, ..self.volume.settings.compaction.clone() };
+        self.compact_chosen(&settings, |input| {
             let is_initial = |table: &Arc<TableMeta>| initial.has_entries_of(table);
             let tables: Vec<_> = match level {
                 // In one step: parts of it would each write the tables again that they overlap.
