@@ -23,11 +23,15 @@
 //! - [`policy`]: selects the action of the next interval.
 //! - [`fair_queue`]: a fair queue of our own, with weights and limits.
 //! - [`concurrency_limit`]: how many of its requests are in flight.
+//! - [`device_tokens`]: how much may be in flight on a device, by its latency.
+//! - [`command_costs`]: the tokens of a command.
 //! - [`cross_core_weights`]: its weights on each core, for tenants on several cores.
 
+pub mod command_costs;
 pub mod concurrency_limit;
 pub mod config;
 pub mod cross_core_weights;
+pub mod device_tokens;
 pub mod fair_queue;
 pub mod ids;
 pub mod load_balance;
@@ -39,8 +43,10 @@ pub mod policy;
 pub mod requeue;
 pub mod router;
 
+pub use command_costs::{CostKind, KindCost, MeasuredCosts, StartingCosts};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use config::{MigrateTenants, Policy, SchedConfig, SettingError, TenantQos};
+pub use device_tokens::{DeviceTokens, EndedCommand};
 pub use fair_queue::{Cost, FairQueue, FairQueueLimits, ServiceTicket};
 pub use ids::{CoreId, TenantId};
 pub use metrics::{IntervalCounters, IntervalMetrics, compute_metrics};
