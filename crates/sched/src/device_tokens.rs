@@ -5,6 +5,7 @@
 //!   latency ≤ 2 × floor, capacity used up  ─▶ an eighth more
 //!   latency > 2 × floor                    ─▶ capacity ÷ (latency ÷ floor), at most halved
 //!     and not shorter than before it       ─▶ the device is slower: this is its floor
+//!     and a quarter more throughput than with half of the capacity  ─▶ an eighth more
 //!   every 64 rounds, capacity used up      ─▶ one round with a quarter of it, which renews the floor
 //! ```
 //! In: commands that begin and end, with their kinds, bytes and times. Out: whether the next one may begin, and free
@@ -18,6 +19,10 @@
 //! of Swift (SIGCOMM 2020, §3.1). Neither adds in a fixed step here: shares of one device are not found by competition,
 //! but given by weights, so that the increase may be a part of the capacity, and a change is followed in
 //! log(change) ÷ log(9/8) rounds.
+//!
+//! **Batches.** An engine that commits commands in groups does more of them at once the more there are: its latency grows with the
+//! capacity, and its throughput too. So a latency above the bound does not count while the throughput is a quarter above that of
+//! the next lower power of two of the capacity. On a device without such groups it is the same from P on.
 //!
 //! **Floor.** The lowest mean latency ÷ cost of [`FLOOR_COMMANDS`] commands, of each kind, in the last 64 to 128
 //! rounds. A mean, since the lowest of single ones may be of commands that needed no device, and of each kind, since
@@ -53,6 +58,12 @@ const DECREASE_MAX: f64 = 0.5;
 const RENEWAL_PART: f64 = 0.25;
 /// A floor that falls below this part of the one before is of a faster device.
 const FASTER_BELOW: f64 = 0.75;
+/// The throughput of twice the capacity that is worth a latency above the bound.
+const GAIN_MIN: f64 = 1.25;
+/// The weight of a round in the throughput of a power of two of the capacity.
+const RATE_WEIGHT: f64 = 0.25;
+/// Powers of two up to the greatest capacity.
+const OCTAVES: usize = CAPACITY_MAX.ilog2() as usize + 1;
 /// A decrease shortened the latency if it is below this part of the one before.
 const SHORTENED_BELOW: f64 = 0.9;
 
@@ -130,7 +141,8 @@ struct TokenRound {
     tokens: [u64; CostKind::COUNT],
     starting_tokens: [u64; CostKind::COUNT],
     latency_ns: [u64; CostKind::COUNT],
-    /// Whether a command had to wait for tokens.
+    /// Whether a command had to wait for tokens, or half of them were in flight: hosts that know the free ones do not send what would wait
+    /// (a congestion window counts as used from its half on, RFC 7661, 4.3).
     was_used_up: bool,
     /// Whether less than half of the capacity was in flight at some time.
     was_slack: bool,
@@ -152,6 +164,8 @@ pub struct DeviceTokens {
     resume_with: Option<u32>,
     /// Rounds since the last renewal of the floors.
     rounds: u32,
+    /// Starting tokens per ns of rounds in which commands waited, by the power of two of the capacity; 0 if there was none.
+    rates: [f64; OCTAVES],
 }
 
 impl DeviceTokens {
@@ -167,6 +181,7 @@ impl DeviceTokens {
             slowdown_before: None,
             resume_with: None,
             rounds: 0,
+            rates: [0.0; OCTAVES],
         }
     }
 
@@ -191,6 +206,7 @@ impl DeviceTokens {
         let fits = self.active == 0 || self.active.saturating_add(cost) <= self.capacity;
         if fits {
             self.active = self.active.saturating_add(cost);
+            self.round.was_used_up |= u64::from(self.active) * 2 >= u64::from(self.capacity);
         } else {
             self.round.was_used_up = true;
         }
@@ -250,6 +266,7 @@ impl DeviceTokens {
             self.costs.note_saturated_round(round.starting_tokens, now.since(round.began_at));
         }
         self.rounds += 1;
+        let gains = round.was_used_up && round.began_at > Nanos::ZERO && self.note_rate(&round, now);
         if let Some(capacity) = self.resume_with.take() {
             // The floors have the latency of a quarter of the capacity.
             self.set_capacity(capacity, now);
@@ -262,6 +279,9 @@ impl DeviceTokens {
                 self.floors.iter_mut().for_each(|floor| floor.raise(slowdown));
                 return;
             }
+            if gains {
+                return self.grow();
+            }
             self.slowdown_before = Some(slowdown);
             self.set_capacity(self.part_of_capacity((1.0 / slowdown).max(DECREASE_MAX)), now);
         } else if round.was_used_up && self.rounds >= FLOOR_ROUNDS {
@@ -270,9 +290,24 @@ impl DeviceTokens {
             self.resume_with = Some(self.capacity);
             self.set_capacity(self.part_of_capacity(RENEWAL_PART), now);
         } else if round.was_used_up {
-            // Commands in flight have room at once, so that their latencies count.
-            self.capacity = (self.capacity + (self.capacity / 8).max(GET_TOKENS)).min(CAPACITY_MAX);
+            self.grow();
         }
+    }
+
+    /// Commands in flight have room at once, so that their latencies count.
+    fn grow(&mut self) {
+        self.capacity = (self.capacity + (self.capacity / 8).max(GET_TOKENS)).min(CAPACITY_MAX);
+    }
+
+    /// Notes the throughput of a round. Whether it is so much above that of half of the capacity that a greater one is worth its latency.
+    fn note_rate(&mut self, round: &TokenRound, now: Nanos) -> bool {
+        let tokens: u64 = round.starting_tokens.iter().sum();
+        let rate = tokens as f64 / now.since(round.began_at).0.max(1) as f64;
+        let octave = self.capacity.ilog2() as usize;
+        let known = &mut self.rates[octave];
+        *known = if *known == 0.0 { rate } else { *known + (rate - *known) * RATE_WEIGHT };
+        let (known, below) = (*known, self.rates[octave - 1]);
+        below > 0.0 && known > below * GAIN_MIN
     }
 
     fn part_of_capacity(&self, part: f64) -> u32 {
@@ -459,6 +494,23 @@ mod tests {
         tokens.end(60_000, None);
         assert!(tokens.try_begin(500) && tokens.try_begin(12) && !tokens.try_begin(1));
         assert_eq!((tokens.active(), tokens.capacity()), (512, 512));
+    }
+
+    #[test]
+    fn a_device_that_commits_in_groups_gets_large_ones() {
+        // A group takes 100 us and 1 us for each command, one group at a time: the greater it is the more in a second.
+        let (mut tokens, mut now, mut rate) = (DeviceTokens::new(StartingCosts::default()), Nanos(1), 0);
+        for _ in 0..2000 {
+            let began_at = now;
+            let group = (0..).take_while(|_| tokens.try_begin(64)).count();
+            let length = Nanos::from_micros(100 + group as u64);
+            now = now + length;
+            rate = group as u64 * 1_000_000_000 / length.0;
+            for _ in 0..group {
+                tokens.end(64, Some(EndedCommand { kind: CostKind::Put, bytes: 0, began_at, ended_at: now }));
+            }
+        }
+        assert!(rate > 500_000, "{rate} in a second of a million, with {} tokens", tokens.capacity());
     }
 
     #[test]
