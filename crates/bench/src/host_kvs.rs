@@ -87,6 +87,7 @@ impl HostKvs {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let mut stores = Vec::with_capacity(files.len());
         for (number, file) in files.into_iter().enumerate() {

@@ -16,6 +16,7 @@
 
 use crate::arrival_schedule::ArrivalSchedule;
 use crate::error::BenchError;
+use crate::flow_sender::{FlowKind, FlowSender};
 use crate::op_generator::{OpGenerator, Operation};
 use crate::platform::Clock;
 use crate::recorder::{OpResult, Recorder};
@@ -110,6 +111,8 @@ struct KvWorker<'a, S: Sockets> {
     continued: Vec<u32>,
     writer: Option<Writer>,
     recorder: Recorder,
+    /// Flow control, if the client asked for it and the namespace has tokens.
+    flow: Option<FlowSender>,
 }
 
 /// The writer beside a workload: the stream after all others.
@@ -152,6 +155,7 @@ pub(crate) fn run_worker(
         KvStream { operation: idle_operation, started: begin, read_result: None, iterator: None };
     let mut op_generator = shared.op_generator(number);
     op_generator.set_scans(scans);
+    let flow = session.controller_info().and_then(|info| FlowSender::new(info, streams));
     let mut worker = KvWorker {
         shared,
         session,
@@ -166,6 +170,7 @@ pub(crate) fn run_worker(
             is_storing: false,
         }),
         recorder: Recorder::new(begin + shared.config.warm_up),
+        flow,
     };
     let until = shared.end_time(begin);
     let mut has_finished = false;
@@ -179,6 +184,7 @@ pub(crate) fn run_worker(
         if has_finished && !is_writing {
             break;
         }
+        worker.send_flow(now)?;
         let busy = worker.poll(now)?;
         let deadline = worker
             .session
@@ -337,7 +343,34 @@ impl<S: Sockets> KvWorker<'_, S> {
         due(of_streams).min(due(of_writer))
     }
 
+    /// Submits the next command of a stream, with flow control once its device has tokens for it.
     fn submit(&mut self, stream: u32) -> Result<(), BenchError> {
+        let KvStream { operation: Operation { kind, index, .. }, read_result, .. } =
+            self.streams[stream as usize];
+        let (Some(flow), config) = (&mut self.flow, &self.shared.config) else {
+            return self.submit_now(stream);
+        };
+        let Some((key, kind)) = FlowKind::of(config, kind, index, read_result.is_some()) else {
+            return self.submit_now(stream);
+        };
+        flow.enqueue(stream, &key, kind);
+        Ok(())
+    }
+
+    /// Submits the commands for which their devices have tokens.
+    fn send_flow(&mut self, clock: Clock) -> Result<(), BenchError> {
+        let Some(mut flow) = self.flow.take() else { return Ok(()) };
+        let mut outcome = Ok(());
+        flow.run(clock, |stream| {
+            if outcome.is_ok() {
+                outcome = self.submit_now(stream);
+            }
+        });
+        self.flow = Some(flow);
+        outcome
+    }
+
+    fn submit_now(&mut self, stream: u32) -> Result<(), BenchError> {
         let KvStream { operation, read_result: read, iterator, .. } = self.streams[stream as usize];
         let command = match operation.kind {
             WorkloadOp::Scan => self.build_scan_command(operation, stream, iterator, read.is_some()),
@@ -410,7 +443,8 @@ impl<S: Sockets> KvWorker<'_, S> {
     }
 
     fn poll(&mut self, clock: Clock) -> Result<bool, BenchError> {
-        let KvWorker { shared, session, streams, scans, waiting, continued, writer, recorder, .. } = self;
+        let KvWorker { shared, session, streams, scans, waiting, continued, writer, recorder, flow, .. } =
+            self;
         let writer_stream = streams.len() - usize::from(writer.is_some());
         let mut failure = None;
         let mut done = 0;
@@ -449,6 +483,9 @@ impl<S: Sockets> KvWorker<'_, S> {
                 pairs_read: summary.pairs_read,
             });
         });
+        if let Some(flow) = flow {
+            flow.complete(|reports| session.take_token_reports(reports));
+        }
         if done > 0 {
             shared.completed_ops.fetch_add(done, Ordering::Relaxed);
         }

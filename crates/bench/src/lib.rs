@@ -20,6 +20,7 @@
 //! - [`rocksdb_store`]: RocksDB in this process, by its library. `blocking_streams`: one stream on a thread of its own.
 //! - [`syscall_timing`]: the time that Host KVS spends in system calls.
 //! - `engine_op`: one operation on an engine in this process; `engine_streams`: the streams of one core on it.
+//! - `flow_sender`: commands that wait for the tokens of devices.
 //! - `scan_progress`: the pairs of one scan, checked.
 //! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
@@ -42,6 +43,7 @@ pub mod config;
 mod engine_op;
 mod engine_streams;
 pub mod error;
+mod flow_sender;
 pub mod host_kvs;
 pub mod key_distribution;
 pub mod kv_worker;

@@ -375,6 +375,7 @@ mod tests {
                 tree: OpenConfig::TREE,
                 swap_gap: OpenConfig::SWAP_GAP,
                 clock: WallClock::default(),
+                tokens: None,
             },
             driver: DeviceDriver::Auto,
             device_depth: 64,

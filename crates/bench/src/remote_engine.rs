@@ -125,6 +125,7 @@ pub(crate) fn run_worker(
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let format = format_config(config.value_sizes.max_bytes(), settings.seed);
     let devices = std::slice::from_ref(&namespace.device);

@@ -24,6 +24,22 @@ pub struct CommandCompletion {
     pub host_buffer: Option<Buffer>,
 }
 
+/// The free tokens that a completion has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenReport {
+    /// The caller's token of the command.
+    pub command: u64,
+    /// The free tokens of the device of its key; 0 if the command has none.
+    pub tokens: u32,
+}
+
+impl TokenReport {
+    /// That of a completion.
+    pub fn of(completion: &CommandCompletion) -> TokenReport {
+        TokenReport { command: completion.token, tokens: completion.cqe.dw1.get() >> 16 }
+    }
+}
+
 /// A command that a lost connection leaves without a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbortedCommand {

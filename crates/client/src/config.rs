@@ -39,6 +39,8 @@ pub struct ClientConfig {
     pub receive_buffer_bytes: usize,
     /// Maximum size of the session's buffer pool, in bytes.
     pub pool_bytes: usize,
+    /// Whether to ask for the free tokens of devices, for a scheduler as [`crate::FlowControl`]. No effect on namespaces without tokens.
+    pub flow_control: bool,
     /// Time that the I/O thread of a [`crate::Client`] spins after the last work before it sleeps.
     pub spin_time: Nanos,
 }
@@ -82,12 +84,18 @@ impl Default for ClientConfig {
             jitter_seed: None,
             receive_buffer_bytes: 1 << 20,
             pool_bytes: 256 << 20,
+            flow_control: false,
             spin_time: Nanos::from_micros(50),
         }
     }
 }
 
 impl ClientConfig {
+    /// Time between two searches for commands that exceed their time.
+    pub(crate) fn timeout_check_interval(&self) -> Nanos {
+        Nanos((self.command_timeout.0 / 8).clamp(1_000_000, 100_000_000))
+    }
+
     /// Time between two Keep Alives: half of the timeout, since the node measures that by another clock.
     pub(crate) fn keep_alive_interval(&self) -> Nanos {
         match bug_injection::is_injected(InjectedBug::KeepAliveLate) {

@@ -4,11 +4,13 @@
 //! Tested in [`crate::controller_init`].
 
 use crate::error::ConnectionError;
+use octokv_wire::device_log::DeviceLog;
 use octokv_wire::identify;
 use octokv_wire::iterator;
 use octokv_wire::queue_entry::event;
 use octokv_wire::vendor::{self, VendorCapabilities};
 use octokv_wire::{kv, nvm};
+use std::sync::Arc;
 
 /// Limits and properties of a controller and its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,8 @@ pub struct ControllerInfo {
     pub supports_deallocate: bool,
     /// Whether the controller reports namespace changes by asynchronous events.
     pub reports_namespace_changes: bool,
+    /// The devices of the namespace and their tokens when the session connected; `None` unless the session asked for tokens.
+    pub device_log: Option<Arc<DeviceLog>>,
 }
 
 /// Block format and identity of a block namespace.
@@ -106,6 +110,7 @@ impl ControllerInfo {
             blocks: None,
             supports_deallocate: false,
             reports_namespace_changes: false,
+            device_log: None,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Connect ▶ Capabilities ▶ Enable ▶ Ready (repeated until CSTS.RDY) ▶ Controller ▶ NamespaceList
-//!         ▶ Descriptors ▶ KvNamespace or BlockNamespace ▶ AsyncEvents ▶ Queues ▶ (I/O queues connect) ▶ live
+//!         ▶ Descriptors ▶ KvNamespace or BlockNamespace ▶ AsyncEvents ▶ DeviceTokens ▶ DeviceLog ▶ Queues
+//!         ▶ (I/O queues connect) ▶ live
 //! ```
 //! [`step_command`] and [`next_step`] are pure: the initiator executes them. It repeats the steps from NamespaceList to
 //! BlockNamespace when the node reports a namespace change.
@@ -12,12 +13,14 @@ use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
 use crate::error::ConnectionError;
 use octokv_base::NamespaceId;
+use octokv_wire::device_log::{DEVICE_LOG_BYTES_MAX, DeviceLog};
 use octokv_wire::fabrics::{
     self, ConnectResponse, ControllerCapabilities, ControllerConfiguration, ControllerStatus, property,
 };
 use octokv_wire::identify::{self, NamespaceDescriptor, cns};
 use octokv_wire::queue_entry::{Sqe, admin, csi, event, feature};
-use octokv_wire::{Cqe, Status, log_page};
+use octokv_wire::{Cqe, Status, log_page, vendor};
+use std::sync::Arc;
 
 /// Step of the initialization of the admin queue and the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,10 @@ pub enum InitStep {
     BlockNamespace,
     /// Enables events for namespace changes.
     AsyncEvents,
+    /// Asks for the tokens of devices, with flow control.
+    DeviceTokens,
+    /// Reads the devices of the namespace.
+    DeviceLog,
     /// Requests I/O queues.
     Queues,
 }
@@ -115,6 +122,24 @@ pub fn step_command(step: InitStep, config: &ClientConfig) -> EncodedCommand<'st
             sqe.cdw11.set(event::NAMESPACE_CHANGED_BIT);
             EncodedCommand::internal(sqe, 0)
         }
+        InitStep::DeviceTokens => {
+            let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
+            sqe.cdw10.set(u32::from(feature::DEVICE_TOKENS));
+            sqe.cdw11.set(1);
+            EncodedCommand::internal(sqe, 0)
+        }
+        InitStep::DeviceLog => {
+            let request = log_page::LogPageRequest {
+                id: log_page::id::DEVICES,
+                log_specific: 0,
+                retain_event: true,
+                bytes: DEVICE_LOG_BYTES_MAX as u64,
+                offset: 0,
+                csi: 0,
+                namespace: config.namespace,
+            };
+            EncodedCommand::internal(request.encode(0), DEVICE_LOG_BYTES_MAX as u32)
+        }
         InitStep::Queues => {
             let mut sqe = Sqe::new(admin::SET_FEATURES, 0);
             let count_minus_one = u32::from(config.io_queues.max(1) - 1);
@@ -171,7 +196,7 @@ pub fn next_step(
 ) -> Result<InitNext, ConnectionError> {
     let status = cqe.status();
     if !status.is_success() {
-        return after_failure(step, status, info);
+        return after_failure(step, status, config, info);
     }
     let truncated = ConnectionError::InitFailed(Status::DATA_TRANSFER_ERROR);
     let next = match step {
@@ -216,13 +241,18 @@ pub fn next_step(
         }
         InitStep::KvNamespace => {
             info.apply_kv_namespace_page(identify::decode_page(data).ok_or(truncated)?)?;
-            step_after_namespace(info)
+            step_after_namespace(config, info)
         }
         InitStep::BlockNamespace => {
             info.apply_namespace_page(identify::decode_page(data).ok_or(truncated)?)?;
-            step_after_namespace(info)
+            step_after_namespace(config, info)
         }
-        InitStep::AsyncEvents => InitStep::Queues,
+        InitStep::AsyncEvents => step_after_events(config, info),
+        InitStep::DeviceTokens => InitStep::DeviceLog,
+        InitStep::DeviceLog => {
+            info.device_log = DeviceLog::check(data).ok().map(Arc::new);
+            InitStep::Queues
+        }
         InitStep::Queues => {
             let dw0 = cqe.dw0.get();
             let granted = (dw0 & 0xffff).min(dw0 >> 16) + 1;
@@ -237,6 +267,7 @@ pub fn next_step(
 fn after_failure(
     step: InitStep,
     status: Status,
+    config: &ClientConfig,
     info: &mut ControllerInfo,
 ) -> Result<InitNext, ConnectionError> {
     Err(match step {
@@ -250,19 +281,31 @@ fn after_failure(
         InitStep::AsyncEvents => {
             // Support of events is optional.
             info.reports_namespace_changes = false;
+            return Ok(InitNext::Step(step_after_events(config, info)));
+        }
+        InitStep::DeviceTokens | InitStep::DeviceLog => {
+            // Another namespace of the controller has tokens.
+            info.device_log = None;
             return Ok(InitNext::Step(InitStep::Queues));
         }
         _ => ConnectionError::InitFailed(status),
     })
 }
 
-fn step_after_namespace(info: &ControllerInfo) -> InitStep {
-    if info.reports_namespace_changes { InitStep::AsyncEvents } else { InitStep::Queues }
+fn step_after_namespace(config: &ClientConfig, info: &ControllerInfo) -> InitStep {
+    if info.reports_namespace_changes { InitStep::AsyncEvents } else { step_after_events(config, info) }
+}
+
+fn step_after_events(config: &ClientConfig, info: &ControllerInfo) -> InitStep {
+    let features = info.vendor_capabilities.map_or(0, |capabilities| capabilities.features);
+    let has_tokens = features & vendor::FEATURE_DEVICE_TOKENS != 0;
+    if config.flow_control && has_tokens { InitStep::DeviceTokens } else { InitStep::Queues }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use octokv_wire::device_log::{DeviceEntry, LoggedCost};
 
     fn success(dw0: u32, dw1: u32) -> Cqe {
         Cqe::new(0, 0, Status::SUCCESS, dw0, dw1)
@@ -325,6 +368,25 @@ mod tests {
         for (step, cqe, data, want) in table {
             assert_eq!(next_step(*step, cqe, data, &config, &mut info), Ok(*want), "{step:?}");
         }
+        let config = ClientConfig { flow_control: true, ..config };
+        let features = vendor::FEATURE_DEVICE_TOKENS;
+        info.vendor_capabilities =
+            Some(vendor::VendorCapabilities { version: 1, key_bytes_max: 16, features });
+        let cost = LoggedCost { tokens: 16, tokens_per_4k: 16 };
+        let device = DeviceEntry { capacity: 512, free: 100, get: cost, put: cost, delete: cost };
+        let log = DeviceLog { hash_seed: 3, map: [0; 256], devices: vec![device] };
+        let tokens: &[(InitStep, Cqe, &[u8], InitStep)] = &[
+            (InitStep::AsyncEvents, success(0, 0), &[], InitStep::DeviceTokens),
+            (InitStep::DeviceTokens, success(0, 0), &[], InitStep::DeviceLog),
+            (InitStep::DeviceLog, success(0, 0), &log.encode(), InitStep::Queues),
+        ];
+        for (step, cqe, data, want) in tokens {
+            assert_eq!(next_step(*step, cqe, data, &config, &mut info), Ok(InitNext::Step(*want)));
+        }
+        assert_eq!(info.device_log.as_deref(), Some(&log));
+        let without = Cqe::new(0, 0, Status::INVALID_LOG_PAGE, 0, 0);
+        let next = next_step(InitStep::DeviceLog, &without, &[], &config, &mut info);
+        assert_eq!((next, &info.device_log), (Ok(InitNext::Step(InitStep::Queues)), &None));
         assert_eq!((info.controller_id, info.io_queues, info.queue_depth(2000)), (7, 2, 1023));
         assert_eq!((info.capsule_data_bytes, info.value_bytes_max()), (16384, 1 << 20));
         assert_eq!(info.key_bytes_max(), 16);

@@ -17,7 +17,7 @@
 
 use crate::bug_injection::{self, InjectedBug};
 use crate::command::{Command, CommandKind, EncodedCommand, Response};
-use crate::completion::{CommandCompletion, decode_response};
+use crate::completion::{CommandCompletion, TokenReport, decode_response};
 use crate::config::{ClientConfig, backoff_delay, with_jitter};
 use crate::controller_info::{ControllerInfo, verify_same_namespace};
 use crate::controller_init::{self, InitNext, InitStep};
@@ -25,12 +25,11 @@ use crate::error::{ConnectionError, Error};
 pub use crate::initiator_state::ConnectionAction;
 use crate::initiator_state::{
     ADMIN_QUEUE_DEPTH, ADMIN_RESERVED_SLOTS, ASYNC_EVENT_TOKEN, CHANGED_LIST_TOKEN, DRAIN_TIMEOUT,
-    INIT_STEP_TOKEN, InitiatorState, KEEP_ALIVE_TOKEN, READY_POLL_INTERVAL, SHUTDOWN_TOKEN,
+    INIT_STEP_TOKEN, InitiatorState, KEEP_ALIVE_TOKEN, READY_POLL_INTERVAL, SHUTDOWN_TOKEN, new_queue,
 };
 use crate::queue_pair::{QueueEvent, QueuePair};
 use octokv_base::{BufferPool, Nanos, Prng};
 use octokv_wire::fabrics::ControllerConfiguration;
-use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
 use std::io::IoSlice;
 
 /// One controller. See the module documentation.
@@ -55,6 +54,8 @@ pub struct Initiator {
     last_error: Option<ConnectionError>,
     timeout_check_at: Nanos,
     last_queue: usize,
+    /// The tokens of the completions since they were taken, with flow control.
+    pub(crate) token_reports: Vec<TokenReport>,
     /// Generator of the jitter of delays; `None` for delays without jitter.
     jitter: Option<Prng>,
 }
@@ -81,6 +82,7 @@ impl Initiator {
             last_error: None,
             timeout_check_at: now,
             last_queue: 0,
+            token_reports: Vec::new(),
             jitter,
         };
         initiator.start_connecting(now);
@@ -221,10 +223,15 @@ impl Initiator {
             // The connection is about to be closed: discard its bytes.
             return bytes.len();
         }
-        let Initiator { queues, pool, internal_events, connection_epoch, .. } = self;
+        let Initiator {
+            queues, pool, internal_events, connection_epoch, token_reports, controller_info, ..
+        } = self;
         let Some(queue_pair) = queues.get_mut(usize::from(queue)) else { return bytes.len() };
         let result = queue_pair.receive(bytes, pool, &mut |event| match event {
             QueueEvent::Completed(completion) if !completion.kind.is_internal() => {
+                if controller_info.device_log.is_some() {
+                    token_reports.push(TokenReport::of(&completion));
+                }
                 sink(completion.token, decode_response(completion, *connection_epoch))
             }
             internal_event => internal_events.push(internal_event),
@@ -290,7 +297,7 @@ impl Initiator {
             }
             InitiatorState::Live { keep_alive_at } => {
                 if self.timeout_check_at <= now {
-                    self.timeout_check_at = now + self.timeout_check_interval();
+                    self.timeout_check_at = now + self.config.timeout_check_interval();
                     if self.queues.iter().any(|queue| queue.is_overdue(now)) {
                         return self.handle_connection_error(now, ConnectionError::TimedOut, sink);
                     }
@@ -328,27 +335,17 @@ impl Initiator {
 
     /// Whether no command with a deadline is in flight: an event request may be pending forever.
     fn is_idle(&self) -> bool {
-        let in_flight = self.queues.iter().map(QueuePair::in_flight).sum::<usize>();
-        in_flight == usize::from(self.event_request_pending)
-    }
-
-    fn timeout_check_interval(&self) -> Nanos {
-        Nanos((self.config.command_timeout.0 / 8).clamp(1_000_000, 100_000_000))
+        self.queues.iter().map(QueuePair::in_flight).sum::<usize>() == usize::from(self.event_request_pending)
     }
 
     /// Starts to connect the admin queue.
     fn start_connecting(&mut self, now: Nanos) {
         self.queues.clear();
         (self.event_request_pending, self.rescan) = (false, None);
-        self.queues.push(self.new_queue(ADMIN_QUEUE_DEPTH));
+        self.queues.push(new_queue(&self.config, ADMIN_QUEUE_DEPTH));
         self.actions.push(ConnectionAction::Open(0));
         let deadline = now + self.config.connect_timeout;
         self.state = InitiatorState::Initializing { step: InitStep::Connect, deadline, poll_ready_at: None };
-    }
-
-    fn new_queue(&self, depth: u16) -> QueuePair {
-        let ClientConfig { header_digest, data_digest, .. } = self.config;
-        QueuePair::new(depth, ADMIN_CAPSULE_DATA_BYTES, header_digest, data_digest)
     }
 
     fn submit_init_step(&mut self, step: InitStep, now: Nanos) {
@@ -518,7 +515,7 @@ impl Initiator {
     fn open_io_queues(&mut self, deadline: Nanos) {
         let depth = self.controller_info.queue_depth(self.config.queue_depth);
         for id in 1..=self.controller_info.io_queues {
-            self.queues.push(self.new_queue(depth));
+            self.queues.push(new_queue(&self.config, depth));
             self.actions.push(ConnectionAction::Open(id));
         }
         self.state = InitiatorState::ConnectingQueues { remaining: self.controller_info.io_queues, deadline };
@@ -529,7 +526,7 @@ impl Initiator {
         self.connection_epoch += 1;
         self.attempts = 0;
         self.last_error = None;
-        self.timeout_check_at = now + self.timeout_check_interval();
+        self.timeout_check_at = now + self.config.timeout_check_interval();
         self.state = InitiatorState::Live { keep_alive_at: now + self.config.keep_alive_interval() };
         self.request_async_event(now);
     }

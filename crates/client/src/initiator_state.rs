@@ -1,8 +1,11 @@
 //! The states of [`crate::initiator`], its constants, and the connection changes that it requests.
 
+use crate::config::ClientConfig;
 use crate::controller_init::{ADMIN_QUEUE_ENTRIES, InitStep};
 use crate::error::ConnectionError;
+use crate::queue_pair::QueuePair;
 use octokv_base::Nanos;
+use octokv_wire::pdu::ADMIN_CAPSULE_DATA_BYTES;
 
 /// Interval of the CSTS reads while the controller is not ready.
 pub(crate) const READY_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
@@ -18,6 +21,11 @@ pub(crate) const SHUTDOWN_TOKEN: u64 = 4;
 /// Slots that Keep Alives leave free on the admin queue: an event request, a rescan, a shutdown.
 pub(crate) const ADMIN_RESERVED_SLOTS: usize = 3;
 pub(crate) const ADMIN_QUEUE_DEPTH: u16 = ADMIN_QUEUE_ENTRIES as u16 - 1;
+
+/// A queue of so many entries on a new connection.
+pub(crate) fn new_queue(config: &ClientConfig, depth: u16) -> QueuePair {
+    QueuePair::new(depth, ADMIN_CAPSULE_DATA_BYTES, config.header_digest, config.data_digest)
+}
 
 /// Connection change for the owner of the sockets, to be executed in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,6 +30,7 @@
 //! - [`remote_device`]: a block namespace as a [`octokv_device::Device`], for an engine in the client's process.
 //! - [`bug_injection`]: injected bugs, which the tests must detect.
 //! - `io_thread`: the I/O thread of a [`Client`], which retries commands that are safe to retry.
+//! - [`flow_control`]: which requests are sent, by the tokens of their devices.
 //! - [`scan`]: a range of keys in order, over one snapshot or, after a lost connection, several.
 //! - [`client`], [`blocking`]: async and blocking interface.
 
@@ -45,6 +46,7 @@ pub mod controller_info;
 pub mod controller_init;
 mod encode;
 pub mod error;
+pub mod flow_control;
 pub mod initiator;
 mod initiator_state;
 mod io_thread;
@@ -62,9 +64,11 @@ pub mod url;
 pub use blocking::{BlockingClient, BlockingScan};
 pub use client::Client;
 pub use command::{Command, RemoteIterator, Response, Value};
+pub use completion::TokenReport;
 pub use config::{ClientConfig, Reconnect};
 pub use controller_info::{BlockInfo, ControllerInfo};
 pub use error::{ConnectionError, Error, SubmitError};
+pub use flow_control::{FlowControl, FlowRequest};
 pub use octokv_wire::kv::StoreMode;
 pub use peer_session::{PeerConfig, PeerSession};
 pub use poll_group::{ConnectPeerError, PEERS_MAX, PollGroup};

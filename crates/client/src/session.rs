@@ -5,6 +5,7 @@
 //! allocates. Tested in `tests/`.
 
 use crate::command::{Command, Response};
+use crate::completion::TokenReport;
 use crate::config::ClientConfig;
 use crate::controller_info::ControllerInfo;
 use crate::error::{ConnectionError, Error, SubmitError};
@@ -119,6 +120,12 @@ impl<S: Sockets> Session<S> {
         ready_sockets.clear();
         sockets.ready(ready_sockets);
         progress | io.receive(sockets, ready_sockets, &mut on_done)
+    }
+
+    /// Moves the tokens of the commands that completed to `into`. REQUIRES: it is called after each [`Session::poll`] if there
+    /// is a [`ControllerInfo::device_log`].
+    pub fn take_token_reports(&mut self, into: &mut Vec<TokenReport>) {
+        into.append(&mut self.io.initiator_mut().token_reports);
     }
 
     /// Closes the session gracefully. REQUIRES: the caller polls until [`Session::ended`].

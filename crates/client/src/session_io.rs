@@ -67,6 +67,11 @@ impl SessionIo {
         &self.initiator
     }
 
+    /// The initiator, to take its token reports.
+    pub fn initiator_mut(&mut self) -> &mut Initiator {
+        &mut self.initiator
+    }
+
     /// Sets the time from which the timeouts of submitted commands count, when commands are submitted before
     /// [`SessionIo::advance`].
     pub fn begin_iteration(&mut self, now: Nanos) {

@@ -269,6 +269,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64, durability: Durability) -> VolumeF
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         },
     )
 }

@@ -70,6 +70,7 @@ fn engine(keys: usize) -> (HashEngine, BufferPool) {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let format_config = FormatConfig { unit_bytes: Some(UNIT_BYTES as u32), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).expect("opens");

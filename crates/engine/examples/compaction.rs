@@ -92,6 +92,7 @@ impl BenchVolume {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let volume = block_on(
             async {

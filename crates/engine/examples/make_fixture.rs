@@ -88,6 +88,7 @@ fn main() {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(|| MADE_AT),
+        tokens: None,
     };
     let volume =
         block_on(open(&device, &pool, open_config, &format_config), &mut complete_io).expect("opens");

@@ -15,6 +15,7 @@ use crate::{
 };
 use octokv_base::{BufferPool, Nanos, RecordLayout, SharedSum, UnixTime};
 use octokv_device::Device;
+use octokv_sched::StartingCosts;
 use std::fmt;
 use std::future::Future;
 use std::ops::Range;
@@ -155,6 +156,9 @@ pub struct OpenConfig {
     pub swap_gap: u32,
     /// The clock of expiry.
     pub clock: WallClock,
+    /// Starting costs of commands in tokens, by which a volume on several devices bounds what is in flight on each; `None` for no bound. No
+    /// effect on a volume on one device.
+    pub tokens: Option<StartingCosts>,
 }
 
 impl OpenConfig {

@@ -151,6 +151,7 @@ fn open_config() -> OpenConfig {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     }
 }
 

@@ -17,6 +17,7 @@ fn random_operations_and_reopenings_agree_with_the_model() {
         for (seed, cache_bytes) in [(1, 0), (2, 3 << 20)] {
             agrees_with_the_model(&SpannedFixture { cache_bytes, ..SpannedFixture::new(engine) }, seed);
         }
+        agrees_with_the_model(&SpannedFixture::new(engine).with_tokens(), 3);
     }
 }
 
@@ -24,7 +25,8 @@ fn random_operations_and_reopenings_agree_with_the_model() {
 fn concurrent_operations_on_few_keys_are_linearizable() {
     for engine in EngineKind::ALL {
         for seed in 0..10 {
-            is_linearizable(&SpannedFixture::new(engine), seed);
+            let fixture = SpannedFixture::new(engine);
+            is_linearizable(&if seed % 2 == 0 { fixture } else { fixture.with_tokens() }, seed);
         }
     }
 }
@@ -38,6 +40,9 @@ fn the_clauses_of_the_contract_hold() {
 #[test]
 fn futures_may_be_dropped_after_any_poll() {
     EngineKind::ALL.into_iter().for_each(|engine| futures_may_be_dropped(&SpannedFixture::new(engine)));
+    EngineKind::ALL.into_iter().for_each(|engine| {
+        futures_may_be_dropped(&SpannedFixture::new(engine).with_tokens());
+    });
 }
 
 #[test]

@@ -60,6 +60,7 @@ mod spanned_conformance;
 mod spanned_devices;
 mod spanned_iterators;
 mod spanned_power_loss;
+mod spanned_queue;
 mod spanned_replacement;
 mod spanned_swap;
 mod spanned_swap_replacement;

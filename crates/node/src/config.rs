@@ -138,6 +138,9 @@ pub struct NodeConfig {
     /// Options of Key Value namespaces whose engine is ordered. An iterator that its host does not use ends after [`TreeOptions::iterator_idle`], at least
     /// [`ITERATOR_IDLE_MIN`].
     pub tree: TreeOptions,
+    /// Whether commands of a namespace on several devices wait for tokens of their device, as many as its latency allows; hosts may ask for
+    /// those that are free.
+    pub device_tokens: bool,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Policy for data that the devices of namespace 1 already hold.
@@ -194,6 +197,7 @@ impl Default for NodeConfig {
             compact_bytes_per_second: None,
             scrub_bytes_per_second: SCRUB_BYTES_PER_SECOND,
             tree: OpenConfig::TREE,
+            device_tokens: false,
             format: FormatConfig::default(),
             existing_data: ExistingDataPolicy::Check,
             namespaces: Vec::new(),

@@ -316,6 +316,7 @@ mod tests {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let devices = [of_keys.open_for_core(&handle).expect("memory")];
         let format = FormatConfig { engine, ..FormatConfig::default() };

@@ -20,6 +20,7 @@
 //! - `namespace_open`, `namespace_device`, `device_driver`: opens a namespace's devices and volume; selects io_uring or worker threads.
 //! - [`monitor`]: measures all cores each sampling interval and chooses the policy action.
 //! - [`core_metrics`], [`tenants`]: counters of a core that all cores read; tenant numbers of hosts.
+//! - `spanned_tokens`: tokens of the devices of a namespace for hosts.
 //! - `loans`: bytes of devices from which the responses of a connection are sent.
 //! - `log_limiter`, `abortable`: rate limit of log lines; cancellation of background tasks.
 //! - [`bug_injection`]: bugs that tests inject to prove the simulator detects them.
@@ -54,6 +55,7 @@ pub mod range_locks;
 mod reactor;
 mod request_queue;
 mod request_scheduler;
+mod spanned_tokens;
 pub mod tenants;
 mod time_budget;
 mod validate;

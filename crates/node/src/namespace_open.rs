@@ -14,6 +14,7 @@ use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume};
 use crate::error::{CloseError, StartError};
 use crate::namespace_device::{NamespaceDevice, names_of, open_for_core};
 use crate::namespace_status::DeviceStatus;
+use crate::spanned_tokens::SpannedTokens;
 use octokv_base::{BufferPool, Nanos, SharedSum};
 use octokv_device::health::DeviceHealth;
 use octokv_device::{Device, DeviceError};
@@ -26,6 +27,7 @@ use octokv_nvmf::{NamespaceInfo, NamespaceKind};
 use octokv_runtime::{
     CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, block_on, kernel, open_device_queue,
 };
+use octokv_sched::StartingCosts;
 use octokv_sys::clock;
 use octokv_sys::process::random_u64;
 use std::io;
@@ -44,6 +46,8 @@ pub(crate) struct NamespaceOpenOptions {
     /// Of the scrub of each Key Value namespace; 0 for none.
     pub scrub_bytes_per_second: u64,
     pub tree: TreeOptions,
+    /// Whether commands of a namespace on several devices wait for tokens of their device.
+    pub device_tokens: bool,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
@@ -60,6 +64,7 @@ impl NamespaceOpenOptions {
             compact_bytes_per_second: config.compact_bytes_per_second,
             scrub_bytes_per_second: config.scrub_bytes_per_second,
             tree: config.tree,
+            device_tokens: config.device_tokens,
             cores: config.cores.len(),
             seed: config.seed,
         }
@@ -172,7 +177,8 @@ impl OpenNamespace {
         let NamespaceConfig { id, ana_group, nguid_suffix, .. } = self.config;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
-                NamespaceInfo { id, ana_group, ..namespace_info(volume, key_bytes_max) }
+                let tokens = SpannedTokens::of(volume);
+                NamespaceInfo { id, ana_group, tokens, ..namespace_info(volume, key_bytes_max) }
             }
             NamespaceVolume::Block(volume) => NamespaceInfo {
                 id,
@@ -181,6 +187,7 @@ impl OpenNamespace {
                 used_bytes: SharedSum::constant(volume.size_bytes()),
                 kind: NamespaceKind::Block { block_bytes: volume.block_bytes() },
                 ana_group,
+                tokens: None,
             },
         }
     }
@@ -295,6 +302,7 @@ pub(crate) fn open_config(
         tree: options.tree,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
+        tokens: options.device_tokens.then(StartingCosts::default),
     }
 }
 
@@ -349,6 +357,7 @@ pub fn namespace_info(volume: &impl Volume, key_bytes_max: u16) -> NamespaceInfo
             has_iterators,
         },
         ana_group: 1,
+        tokens: None,
     }
 }
 
@@ -419,6 +428,7 @@ mod tests {
             compact_bytes_per_second: Some(0),
             scrub_bytes_per_second: 0,
             tree: OpenConfig::TREE,
+            device_tokens: false,
             cores: 1,
             seed: Some(1),
         };

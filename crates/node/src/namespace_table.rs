@@ -160,6 +160,7 @@ mod tests {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let format = FormatConfig::default();
         let opened = AnyVolume::open(&devices, &pool, config, &format);

@@ -23,6 +23,7 @@ use crate::namespace_device::NamespaceDevice;
 use crate::namespace_open::{NamespaceOpenOptions, OpenNamespace};
 use crate::namespace_status::NamespaceStatus;
 use crate::node_parts::{new_target, open_namespaces};
+use crate::spanned_tokens::host_weights;
 use crate::validate::{reject_duplicate, validate_config, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_client::PollGroup;
@@ -370,7 +371,9 @@ impl RunningNode {
     /// # Errors
     /// A setting is out of its range; then nothing has changed.
     pub fn set_scheduling(&self, config: SchedConfig) -> Result<(), SettingError> {
+        let weights = host_weights(&config);
         self.shared.monitor.set_config(config)?;
+        self.target.set_host_weights(weights);
         self.shared.wake_all();
         Ok(())
     }

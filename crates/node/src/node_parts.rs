@@ -5,6 +5,7 @@
 use crate::config::{NamespaceConfig, NodeConfig};
 use crate::error::StartError;
 use crate::namespace_open::{NamespaceOpenOptions, OpenNamespace};
+use crate::spanned_tokens::host_weights;
 use crate::validate::{reject_duplicate, validate_namespace};
 use octokv_base::NamespaceId;
 use octokv_nvmf::Target;
@@ -66,6 +67,7 @@ pub(crate) fn new_target(
     target.set_host_acl(config.host_acl.clone());
     target.set_referrals(config.referrals.clone());
     target.set_health(config.health);
+    target.set_host_weights(host_weights(&config.scheduling));
     config.ana_states.iter().for_each(|&(group, state)| target.set_ana_state(group, state));
     Ok(target)
 }

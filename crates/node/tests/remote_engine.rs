@@ -105,6 +105,7 @@ fn volume_fixture(unit_bytes: u32, seed: u64) -> VolumeFixture<AnyVolume> {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         },
     )
 }

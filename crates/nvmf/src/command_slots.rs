@@ -86,6 +86,8 @@ struct CommandSlot {
     command_id: u16,
     /// The namespace of the request in flight.
     namespace: NamespaceId,
+    /// The device of its key, if its host gets the tokens of devices.
+    device: Option<u8>,
     state: SlotState,
 }
 
@@ -189,14 +191,19 @@ impl CommandSlots {
         };
         let entry = &mut self.slots[usize::from(slot)];
         assert!(matches!(entry.state, SlotState::Free), "slot {slot} is free and in use");
-        (entry.command_id, entry.namespace) = (command_id, namespace);
+        (entry.command_id, entry.namespace, entry.device) = (command_id, namespace, None);
         slot
     }
 
     #[cold]
     fn add_slot(&mut self) -> u16 {
         assert!(self.slots.len() < self.limit, "all {} slots are in use", self.limit);
-        self.slots.push(CommandSlot { command_id: 0, namespace: NO_NAMESPACE, state: SlotState::Free });
+        self.slots.push(CommandSlot {
+            command_id: 0,
+            namespace: NO_NAMESPACE,
+            device: None,
+            state: SlotState::Free,
+        });
         (self.slots.len() - 1) as u16
     }
 
@@ -216,6 +223,18 @@ impl CommandSlots {
     #[inline]
     pub fn set_namespace(&mut self, slot: u16, namespace: NamespaceId) {
         self.slots[usize::from(slot)].namespace = namespace;
+    }
+
+    /// Sets the device of the key of a slot's request.
+    #[cold]
+    pub fn set_device(&mut self, slot: u16, device: u8) {
+        self.slots[usize::from(slot)].device = Some(device);
+    }
+
+    /// The device of the key of a slot's request, if it was set.
+    #[inline]
+    pub fn device(&self, slot: u16) -> Option<u8> {
+        self.slots[usize::from(slot)].device
     }
 
     /// Finishes one request of a slot. After the last one, frees the slot and gives its command identifier, its namespace

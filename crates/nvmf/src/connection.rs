@@ -152,6 +152,7 @@ impl Connection {
     /// # Panics
     /// If the slot has no request in flight, or the outcome is not one of the request's operation.
     pub fn complete(&mut self, slot: u16, outcome: RequestOutcome) {
+        let device = self.slots.device(slot);
         let Some((command_id, namespace, in_flight)) = self.slots.finish_one(slot) else {
             self.record_flush_result(&outcome);
             return;
@@ -161,7 +162,8 @@ impl Connection {
             self.end_shutdown(command_id, cc_before, cc_written);
             return;
         }
-        self.complete_command(command_id, namespace, in_flight, outcome);
+        let token_dw1 = device.map_or(0, |device| self.token_dw1(namespace, device));
+        self.complete_command((command_id, token_dw1), namespace, in_flight, outcome);
         self.grant_waiting_transfers();
     }
 
@@ -169,7 +171,7 @@ impl Connection {
     #[inline]
     fn complete_command(
         &mut self,
-        command_id: u16,
+        (command_id, token_dw1): (u16, u32),
         namespace: NamespaceId,
         in_flight: InFlight,
         outcome: RequestOutcome,
@@ -185,7 +187,7 @@ impl Connection {
                 self.counters.count_sent_data(in_flight, sent);
                 let dw0 = io_commands::data_dw0(in_flight, *bytes);
                 let value = &buffer[*offset..*offset + sent];
-                self.pdu_writer.write_short_data_and_success(command_id, value, dw0);
+                self.pdu_writer.write_short_data_and_success(command_id, value, dw0, token_dw1);
                 return;
             }
         }
@@ -197,7 +199,8 @@ impl Connection {
             return self.send_result(command_id, namespace, in_flight, result);
         }
         let delete_missing_is_error = |id| queue.controller.delete_missing_is_error(id);
-        let result = io_commands::command_result(in_flight, outcome, delete_missing_is_error);
+        let mut result = io_commands::command_result(in_flight, outcome, delete_missing_is_error);
+        result.dw1 |= token_dw1;
         self.send_result(command_id, namespace, in_flight, result);
     }
 

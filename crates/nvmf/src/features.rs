@@ -38,7 +38,8 @@ fn is_supported(id: u8, controller_type: ControllerType) -> bool {
         | feature::HOST_BEHAVIOR
         | feature::COMMAND_SET_PROFILE
         | feature::KV_CONFIGURATION
-        | feature::HOST_IDENTIFIER => controller_type == ControllerType::Io,
+        | feature::HOST_IDENTIFIER
+        | feature::DEVICE_TOKENS => controller_type == ControllerType::Io,
         _ => false,
     }
 }
@@ -103,6 +104,7 @@ pub(crate) fn get_feature(
         feature::ARBITRATION if current => inner.features.arbitration,
         feature::ERROR_RECOVERY if current => inner.features.error_recovery,
         feature::WRITE_ATOMICITY if current => inner.features.write_atomicity,
+        feature::DEVICE_TOKENS if current => u32::from(context.controller.token_share.exists()),
         feature::TEMPERATURE if current => inner.features.temperature,
         feature::KV_CONFIGURATION if current => {
             drop(inner);
@@ -138,6 +140,10 @@ pub(crate) fn set_feature(
     if id == feature::KV_CONFIGURATION {
         let ids = kv_namespaces(context, sqe)?;
         context.controller.set_delete_missing_is_error(ids.into_iter(), value & 1 != 0);
+        return Ok(AdminResult::success());
+    }
+    if id == feature::DEVICE_TOKENS {
+        context.target.set_token_share(context.controller, value & 1 != 0);
         return Ok(AdminResult::success());
     }
     let mut inner = context.controller.lock_inner();

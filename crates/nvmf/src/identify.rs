@@ -136,7 +136,11 @@ fn write_namespace_page(
 /// The features of the vendor commands that the namespaces have.
 fn vendor_features(context: &AdminContext<'_>) -> u32 {
     let has_iterators = context.target.namespaces().iter().any(|info| info.key_value_limits().has_iterators);
-    vendor::FEATURE_LONG_KEYS | if has_iterators { vendor::FEATURE_ITERATORS } else { 0 }
+    let has_tokens = context.target.namespaces().iter().any(|info| info.tokens.is_some());
+    let bit = |is_set, bit| if is_set { bit } else { 0 };
+    vendor::FEATURE_LONG_KEYS
+        | bit(has_iterators, vendor::FEATURE_ITERATORS)
+        | bit(has_tokens, vendor::FEATURE_DEVICE_TOKENS)
 }
 
 /// NN: the highest namespace identifier that hosts must expect.

@@ -16,6 +16,7 @@
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
 //!   `async_events`, `error_log`: admin commands.
 //! - [`DirectBackend`] (`direct`): executes commands at once.
+//! - `token_share`: tokens of devices for hosts ([`TokenSource`]).
 //! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the
 //!   interface to the caller.
 //!
@@ -54,6 +55,7 @@ mod nvm_commands;
 mod pdu_send;
 mod reconfigure;
 mod subsystem;
+mod token_share;
 
 pub use config::SubsystemConfig;
 pub use connection::{CloseReason, Connection, ReceiveResult, StallReason};
@@ -70,4 +72,5 @@ pub use namespace_directory::{NamespaceExists, NamespaceSnapshot};
 pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind};
 pub use octokv_wire::SendBuffer;
 pub use octokv_wire::log_page::AnaState;
-pub use subsystem::{ControllerReport, Target};
+pub use subsystem::{ControllerReport, HostWeights, Target};
+pub use token_share::TokenSource;

@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U128};
 
 const INVALID_FIELD: Status = Status::INVALID_FIELD.do_not_retry();
-const IO_LOG_PAGES: [u8; 9] = [
+const IO_LOG_PAGES: [u8; 10] = [
     id::SUPPORTED,
     id::ERROR,
     id::HEALTH,
@@ -28,6 +28,7 @@ const IO_LOG_PAGES: [u8; 9] = [
     id::ANA,
     id::FEATURES,
     id::MANAGEMENT,
+    id::DEVICES,
 ];
 const DISCOVERY_LOG_PAGES: [u8; 6] =
     [id::SUPPORTED, id::ERROR, id::EFFECTS, id::FEATURES, id::MANAGEMENT, id::DISCOVERY];
@@ -71,6 +72,7 @@ fn build_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<Ve
         }
         // There is no management interface.
         id::MANAGEMENT => vec![0; log_page::FEATURES_BYTES],
+        id::DEVICES => devices_page(context, request)?,
         id::DISCOVERY => discovery_page(context),
         other => unreachable!("log page {other:02x}h is listed but not built"),
     })
@@ -111,6 +113,21 @@ fn changed_namespaces_page(context: &AdminContext<'_>, request: &LogPageRequest)
             page
         }
     }
+}
+
+/// The devices of a namespace, with the tokens that are free for this host.
+///
+/// # Errors
+/// An invalid namespace if the host does not see it; an invalid log page if its devices have no tokens.
+fn devices_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<Vec<u8>, Status> {
+    let cc = context.controller.lock_inner().configuration;
+    let namespaces = context.target.namespaces();
+    let info = namespaces.get(request.namespace).filter(|info| is_namespace_visible(cc, info));
+    let info = info.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
+    let source = info.tokens.as_ref().ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
+    let mut log = source.device_log();
+    log.devices.iter_mut().for_each(|device| device.free = context.controller.token_share.of(device.free));
+    Ok(log.encode())
 }
 
 fn health_page(context: &AdminContext<'_>) -> HealthLog {

@@ -241,6 +241,7 @@ mod tests {
             used_bytes: SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes: 512 },
             ana_group,
+            tokens: None,
         }
     }
 

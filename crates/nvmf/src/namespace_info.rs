@@ -1,8 +1,10 @@
 //! One namespace as hosts see it: identifiers, command set, limits and size.
 
 use crate::config::SubsystemConfig;
+use crate::token_share::TokenSource;
 use octokv_base::{NamespaceId, RecordLayout, SharedSum};
 use octokv_wire::queue_entry::csi;
+use std::sync::Arc;
 
 /// The highest ANA group identifier, and the most ANA groups.
 pub const ANA_GROUPS_MAX: u32 = 32;
@@ -57,6 +59,8 @@ pub struct NamespaceInfo {
     pub kind: NamespaceKind,
     /// ANA group identifier (ANAGRPID): 1 to [`ANA_GROUPS_MAX`].
     pub ana_group: u32,
+    /// The tokens of its devices, if their load is bounded by tokens.
+    pub tokens: Option<Arc<dyn TokenSource>>,
 }
 
 impl NamespaceInfo {

@@ -91,7 +91,7 @@ impl PduWriter {
     ) -> Received {
         let sent = &data.as_bytes()[..bytes];
         if bytes <= COPY_BYTES_MAX {
-            self.write_short_data_and_success(command_id, sent, dw0);
+            self.write_short_data_and_success(command_id, sent, dw0, 0);
             return Received::Taken;
         }
         match data {
@@ -131,7 +131,7 @@ impl PduWriter {
     #[inline(always)]
     fn write_long_data_and_success(&mut self, command_id: u16, data: ResponseData, bytes: usize, dw0: u32) {
         self.send_buffer.push_reference(data, 0, bytes);
-        let (header, cqe) = self.data_and_success(command_id, bytes, dw0);
+        let (header, cqe) = self.data_and_success(command_id, bytes, (dw0, 0));
         let PduWriter { send_buffer, params, .. } = self;
         send_buffer.append_before_value(|out| header.encode(Role::Controller, flags::LAST, params, out));
         send_buffer.append(|out| encode_response(&cqe, params, out));
@@ -139,8 +139,8 @@ impl PduWriter {
 
     /// Appends a copy of data, at most [`COPY_BYTES_MAX`] bytes, and a successful completion. REQUIRES: no data digest was negotiated.
     #[inline]
-    pub fn write_short_data_and_success(&mut self, command_id: u16, sent: &[u8], dw0: u32) {
-        let (header, cqe) = self.data_and_success(command_id, sent.len(), dw0);
+    pub fn write_short_data_and_success(&mut self, command_id: u16, sent: &[u8], dw0: u32, dw1: u32) {
+        let (header, cqe) = self.data_and_success(command_id, sent.len(), (dw0, dw1));
         let PduWriter { send_buffer, params, .. } = self;
         send_buffer.append_up_to(sent.len() + HEADERS_BYTES_MAX, |out| {
             if !sent.is_empty() {
@@ -153,8 +153,13 @@ impl PduWriter {
 
     /// The headers of `bytes` bytes of data and a successful completion.
     #[inline(always)]
-    fn data_and_success(&mut self, command_id: u16, bytes: usize, dw0: u32) -> (DataHeader, Cqe) {
-        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, 0);
+    fn data_and_success(
+        &mut self,
+        command_id: u16,
+        bytes: usize,
+        (dw0, dw1): (u32, u32),
+    ) -> (DataHeader, Cqe) {
+        let cqe = Cqe::new(command_id, self.advance_sq_head(), Status::SUCCESS, dw0, dw1);
         (data_header(command_id, bytes), cqe)
     }
 

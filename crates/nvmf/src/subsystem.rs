@@ -15,14 +15,16 @@ use crate::health::HealthStatus;
 use crate::host_acl::HostAcl;
 use crate::namespace_directory::NamespaceDirectory;
 use crate::namespace_info::NamespaceInfo;
+use crate::token_share::TokenShare;
 use octokv_base::Nanos;
 use octokv_base::map::FxHashMap;
 use octokv_wire::fabrics::{self, Connect, ConnectData, InvalidConnectNqn, NEW_CONTROLLER};
 use octokv_wire::{Status, nqn};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Entries that every admin queue may have, even if I/O queues have fewer.
 const ADMIN_QUEUE_ENTRIES: u32 = 128;
@@ -65,6 +67,30 @@ pub struct Target {
     pub(crate) registry: Mutex<ControllerRegistry>,
     pub(crate) discovery_addresses: Mutex<DiscoveryAddresses>,
     pub(crate) health: Mutex<HealthStatus>,
+    /// The sum of the weights of all token shares, and the weights of hosts.
+    token_weights: Arc<AtomicU32>,
+    host_weights: Mutex<HostWeights>,
+}
+
+/// The weights by which hosts share tokens.
+#[derive(Clone, Debug)]
+pub struct HostWeights {
+    /// By host NQN.
+    pub of_hosts: BTreeMap<String, u32>,
+    /// Of all others; at least 1.
+    pub default: u32,
+}
+
+impl Default for HostWeights {
+    fn default() -> HostWeights {
+        HostWeights { of_hosts: BTreeMap::new(), default: 1 }
+    }
+}
+
+impl HostWeights {
+    fn of(&self, nqn: &str) -> u32 {
+        self.of_hosts.get(nqn).copied().unwrap_or(self.default).max(1)
+    }
 }
 
 /// The live controllers by identifier, and the hosts that may create them.
@@ -170,6 +196,8 @@ impl Target {
             registry: Mutex::new(registry),
             discovery_addresses: Mutex::new(DiscoveryAddresses::default()),
             health: Mutex::new(HealthStatus::default()),
+            token_weights: Arc::default(),
+            host_weights: Mutex::default(),
         })
     }
 
@@ -290,7 +318,8 @@ impl Target {
         let id =
             registry.allocate_id(self.config.first_controller_id).ok_or(ConnectError::controller_busy())?;
         let host = HostIdentity { nqn: data.host.to_owned(), id: data.host_id };
-        let controller = Arc::new(Controller::new(id, controller_type, host, now));
+        let token_share = TokenShare::none(Arc::clone(&self.token_weights));
+        let controller = Arc::new(Controller::new(id, controller_type, host, (now, token_share)));
         controller.set_keep_alive(connect.keep_alive_ms, now);
         registry.controllers.insert(id, Arc::clone(&controller));
         self.controllers_created.fetch_add(1, Ordering::Relaxed);
@@ -317,6 +346,20 @@ impl Target {
         let generation =
             controller.connect_queue(queue_id).map_err(|status| ConnectError { status, dw0: 0 })?;
         Ok(QueueAdmission { controller, generation })
+    }
+
+    /// Sets the weights by which hosts share the tokens of devices, also of those that have shares.
+    pub fn set_host_weights(&self, weights: HostWeights) {
+        let registry = self.registry.lock();
+        let shares = registry.controllers.values().filter(|controller| controller.token_share.exists());
+        shares.for_each(|controller| controller.token_share.set_weight(weights.of(&controller.host.nqn)));
+        *self.host_weights.lock() = weights;
+    }
+
+    /// Gives a controller a share of the tokens of devices, or takes it (feature C0h).
+    pub(crate) fn set_token_share(&self, controller: &Controller, is_asked: bool) {
+        let weight = if is_asked { self.host_weights.lock().of(&controller.host.nqn) } else { 0 };
+        controller.token_share.set_weight(weight);
     }
 
     /// Whether the keep-alive timeout is within `keep_alive_max`; 0 turns keep alive off.

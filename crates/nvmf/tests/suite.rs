@@ -5,6 +5,7 @@ mod admin;
 mod adversary;
 mod common;
 mod corpus;
+mod device_tokens;
 mod direct_path;
 mod discovery;
 mod handshake;

@@ -182,6 +182,9 @@ pub struct ServeArgs {
     /// Engine lsm: values that an iterator reads ahead, 0 to 64, or `auto`: by the latency of reads and the pace of the host.
     #[arg(long, value_name = "VALUES")]
     pub value_prefetch: Option<PrefetchSetting>,
+    /// Namespaces on several devices: commands wait for tokens of their device, whose latency adapts them.
+    #[arg(long)]
+    pub device_tokens: bool,
     /// Engine lsm: compress the blocks of new tables (LZ4).
     #[arg(long)]
     pub compress: bool,
@@ -476,6 +479,9 @@ pub struct BenchArgs {
     /// Do not verify the values read.
     #[arg(long)]
     pub no_verify: bool,
+    /// Send a command once the device of its key has tokens for it (nodes with `device_tokens`).
+    #[arg(long)]
+    pub flow_control: bool,
     /// Write the results, with machine and settings, to a file, whose missing directories are created; "-" is standard
     /// output.
     #[arg(long, value_name = "FILE")]

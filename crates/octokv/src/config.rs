@@ -41,6 +41,7 @@ pub struct ConfigFile {
     pub iterator_idle_s: u64,
     pub value_prefetch: PrefetchSetting,
     pub compress: bool,
+    pub device_tokens: bool,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -98,6 +99,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "iterator_idle_s",
     "value_prefetch",
     "compress",
+    "device_tokens",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -206,6 +208,7 @@ impl Default for ConfigFile {
             iterator_idle_s: node.tree.iterator_idle.0 / NANOS_PER_SECOND,
             value_prefetch: PrefetchSetting(node.tree.prefetch),
             compress: node.tree.compresses,
+            device_tokens: node.device_tokens,
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -319,6 +322,7 @@ impl ConfigFile {
         over(&mut self.device_timeout_s, &flags.device_timeout_s);
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
+        self.device_tokens |= flags.device_tokens;
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
         over(&mut self.swap_bytes, &flags.swap_bytes);
         over(&mut self.partitions, &flags.partitions);
@@ -498,6 +502,7 @@ impl ConfigFile {
                 prefetch: self.value_prefetch.0,
                 compresses: self.compress,
             },
+            device_tokens: self.device_tokens,
             format,
             existing_data,
             durability: match self.durability {

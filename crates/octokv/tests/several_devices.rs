@@ -285,3 +285,18 @@ fn a_replaced_device_of_an_added_namespace_is_that_of_the_next_start() {
     }
     server.stop();
 }
+
+#[test]
+fn a_load_by_the_tokens_of_the_devices_finds_its_values() {
+    for engine in ["hash", "lsm", "log"] {
+        let directory = temp_directory();
+        let devices = paths(directory.path(), &["a", "b", "c"]);
+        let server = start(directory.path(), &devices, &["--engine", engine, "--device-tokens"]);
+        for flow_control in [&["--flow-control"][..], &[]] {
+            let load = ["bench", "--workload", "fillseq,ycsb-f,readrandom,readmissing,deleteseq"];
+            let sizes = ["--num", "600", "--value-size", "100..3000", "--threads", "2", "--depth", "32"];
+            server.run(&[&load[..], &sizes, flow_control].concat()).stdout_ok();
+        }
+        server.stop();
+    }
+}

@@ -153,6 +153,7 @@ impl KvNodeUnderTest {
             tree: OpenConfig::TREE,
             swap_gap: plan.swap_gap,
             clock: WallClock::default(),
+            tokens: None,
         }
     }
 

@@ -163,6 +163,7 @@ impl SimSetup {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let format = FormatConfig { unit_bytes: Some(self.block_bytes), seed: 5, ..FormatConfig::default() };
         let (shared, own) = (Rc::clone(ack_log), handle.clone());

@@ -18,6 +18,7 @@
 //! - [`iterator`]: octokv's vendor commands over iterators, their bounds and pairs.
 //! - [`cluster`]: opcodes and the header of commands between nodes (reserved).
 //! - [`partition_log`]: the vendor log page of a namespace's ring seed, epoch and partitions.
+//! - [`device_log`]: the vendor log page of the devices of a namespace, their keys and tokens.
 //! - [`fabrics`]: Connect, properties, Disconnect.
 //! - [`identify`]: Identify pages of a controller.
 //! - [`identify_namespace`]: Identify pages of a namespace (re-exported by [`identify`]).
@@ -27,6 +28,7 @@
 //! - [`nqn`]: NVMe qualified names of hosts and subsystems.
 
 pub mod cluster;
+pub mod device_log;
 pub mod discovery;
 pub mod fabrics;
 pub mod ic_term;

@@ -33,6 +33,8 @@ pub mod id {
     pub const DISCOVERY: u8 = 0x70;
     /// Partitions of a Key Value namespace; vendor specific ([`crate::partition_log`]).
     pub const PARTITIONS: u8 = 0xc0;
+    /// Devices of a Key Value namespace; vendor specific ([`crate::device_log`]).
+    pub const DEVICES: u8 = 0xc1;
 }
 
 /// The fields of Get Log Page.

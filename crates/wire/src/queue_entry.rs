@@ -73,6 +73,8 @@ pub mod feature {
     pub const KV_CONFIGURATION: u8 = 0x20;
     /// Host identifier.
     pub const HOST_IDENTIFIER: u8 = 0x81;
+    /// Device tokens, vendor specific: CDW11 bit 0 asks for free tokens in DW1 of completions.
+    pub const DEVICE_TOKENS: u8 = 0xc0;
 }
 
 /// Asynchronous events: DW0 of a completed event request, and the bits that enable notices.

@@ -48,6 +48,8 @@ pub const FEATURE_LONG_KEYS: u32 = 1 << 0;
 pub const FEATURE_ITERATORS: u32 = 1 << 1;
 /// Feature bit: commands between nodes ([`super::cluster`]) and the partition log.
 pub const FEATURE_CLUSTER: u32 = 1 << 2;
+/// Feature bit: device tokens (feature C0h) and the device log (C1h).
+pub const FEATURE_DEVICE_TOKENS: u32 = 1 << 3;
 /// Offset of the capabilities in the Identify Controller page, in bytes.
 pub const VENDOR_CAPABILITIES_OFFSET: usize = 3072;
 /// Length of the capabilities, in bytes.
@@ -61,7 +63,7 @@ pub struct VendorCapabilities {
     pub version: u16,
     /// Maximum key length, in bytes.
     pub key_bytes_max: u16,
-    /// Feature bits: [`FEATURE_LONG_KEYS`], [`FEATURE_ITERATORS`], [`FEATURE_CLUSTER`].
+    /// Feature bits: [`FEATURE_LONG_KEYS`], [`FEATURE_ITERATORS`], [`FEATURE_CLUSTER`], [`FEATURE_DEVICE_TOKENS`].
     pub features: u32,
 }
 

@@ -118,6 +118,7 @@ impl MeasurementSetup {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::new(clock::wall).with_monotonic(clock::now),
+            tokens: None,
         };
         let config = LocalVolumeConfig {
             format: FormatConfig { engine: EngineKind::Lsm, seed: self.seed, ..FormatConfig::default() },

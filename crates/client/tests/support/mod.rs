@@ -42,6 +42,7 @@ pub fn target(change: impl FnOnce(&mut SubsystemConfig)) -> Arc<Target> {
             has_iterators: true,
         },
         ana_group: 1,
+        tokens: None,
     };
     Target::new(config, vec![namespace])
 }

@@ -57,6 +57,7 @@ fn open_on(disk: &PowerLossDisk, random: &mut Prng) -> HashEngine {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: crate::WallClock::default(),
+        tokens: None,
     };
     let mut complete = || {
         disk.complete_one(random);

@@ -25,6 +25,7 @@ fn volatile_engine() -> HashEngine {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();
@@ -76,6 +77,7 @@ fn a_put_waits_for_readers_that_hold_space_back_and_is_full_without_them() {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let format_config = FormatConfig { unit_bytes: Some(512), ..FormatConfig::default() };
     let volume = block_on(open(&device, &pool, config, &format_config), || ()).unwrap();

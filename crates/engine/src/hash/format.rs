@@ -196,6 +196,7 @@ mod tests {
                 tree: OpenConfig::TREE,
                 swap_gap: OpenConfig::SWAP_GAP,
                 clock: WallClock::default(),
+                tokens: None,
             };
             let volume = block_on(open(&device, &pool, config, &FormatConfig::default()), || ()).unwrap();
             let engine = HashEngine::new(volume, 0, device, pool);

@@ -40,6 +40,7 @@ pub(super) fn open_config(durability: Durability) -> OpenConfig {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     }
 }
 

@@ -50,6 +50,7 @@ pub(super) async fn upgrade(device: &Rc<dyn Device>, pool: &BufferPool) -> Resul
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let (partitions, space, position) = (loaded.partitions, loaded.space, loaded.position);
     let state = VolumeState {

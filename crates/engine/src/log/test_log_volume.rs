@@ -136,6 +136,7 @@ impl OpenTestVolume {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::new(move || UnixTime(now.load(Ordering::Relaxed))),
+            tokens: None,
         };
         let mut settings = LogSettings::new(&layout, &config);
         settings.segment_target_bytes = 200;

@@ -56,6 +56,7 @@ async fn verify_volume(
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let superblock = recovered.superblock;
     let mut report = VerifyReport {

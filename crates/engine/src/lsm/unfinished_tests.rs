@@ -60,6 +60,7 @@ impl SlowVolume {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let mut complete = || {
             disk.complete_one(&mut random);

@@ -51,6 +51,7 @@ async fn verify_volume(
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let block_bytes = device.geometry().block_bytes;
     let volume = LsmVolume::new(superblock, loaded.state, block_bytes, config, settings);

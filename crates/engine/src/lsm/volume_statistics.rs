@@ -100,6 +100,7 @@ mod tests {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: WallClock::default(),
+            tokens: None,
         };
         let format = FormatConfig { engine: EngineKind::Lsm, ..FormatConfig::default() };
         let pool = BufferPool::new(16 << 20);

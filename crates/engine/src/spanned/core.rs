@@ -4,6 +4,7 @@
 //! it was open is as one that was not opened; an operation keeps the handle that it began with, whatever replaces it.
 //! Tested in `tests/spanned_devices.rs` and `tests/spanned_replacement.rs`.
 
+use super::device_queue::QueueAdmission;
 use super::iterator::{PageBudget, SpannedIterator};
 use super::partition_map::PartitionMap;
 use super::places::{PlacedMember, SpannedMember};
@@ -15,10 +16,12 @@ use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
 use crate::{Engine, EngineError, VolumePlace};
 use futures_util::future::{LocalBoxFuture, join_all};
-use octokv_base::{Key, RingPosition, RingRange};
+use octokv_base::{Key, Nanos, RingPosition, RingRange};
 use octokv_device::DeviceError;
+use octokv_sched::{CostKind, EndedCommand};
 use std::cell::RefCell;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -165,25 +168,26 @@ impl<E: Engine> SpannedCore<E> {
     /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
     pub(super) async fn on_key<T>(
         &self,
-        key: &Key,
+        (key, kind): (&Key, CostKind),
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        self.on_key_counted(key, operation, |_, _| ()).await
+        self.on_key_counted((key, kind, 0), operation, |_, _| 0).await
     }
 
-    /// [`SpannedCore::on_key`], whose outcome `count` counts as traffic of the device.
+    /// [`SpannedCore::on_key`], whose outcome `count` counts as traffic of the device; it returns the bytes of the value. `bytes` are those
+    /// that are known before. Runs once the queue of the device admits it, if it has one.
     pub(super) async fn on_key_counted<T>(
         &self,
-        key: &Key,
+        (key, kind, bytes): (&Key, CostKind, usize),
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
-        count: impl FnOnce(&TrafficCounters, &T),
+        count: impl FnOnce(&TrafficCounters, &T) -> usize,
     ) -> Result<T, EngineError> {
         let device = self.device_of(key.as_bytes());
         let placed = self.member(device)?;
-        let outcome = operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error));
-        if let Ok(done) = &outcome {
-            count(placed.traffic(), done);
-        }
+        let running = operation(placed.engine());
+        let count = |done: &T| count(placed.traffic(), done);
+        let outcome = admitted((&placed, device), (kind, bytes), running, count).await;
+        let outcome = outcome.map_err(|error| self.error_of(&placed, device, error));
         self.shared.gate.pass().await;
         outcome
     }
@@ -235,5 +239,58 @@ impl<E: Engine> SpannedCore<E> {
             Poll::Pending
         };
         poll_fn(poll).await
+    }
+}
+
+/// Runs an operation on a device once its queue admits it, if it has one. `bytes` are those of the value that are known before, `bytes_of` those of the
+/// outcome.
+///
+/// # Errors
+/// Of the operation, as the engine on the device has it; the device fails, or is replaced, while the operation waits.
+pub(super) async fn admitted<E, T>(
+    (placed, device): (&PlacedMember<E>, usize),
+    (kind, bytes): (CostKind, usize),
+    operation: impl Future<Output = Result<T, EngineError>>,
+    bytes_of: impl FnOnce(&T) -> usize,
+) -> Result<T, EngineError> {
+    let admission = match placed.queue() {
+        Some(queue) => Some(queue.admit(kind, bytes).await.map_err(|_| absent(device))?),
+        None => None,
+    };
+    let began_at = admission.as_ref().and_then(|_| placed.now());
+    let mut has_waited = false;
+    let outcome = {
+        let mut running = pin!(operation);
+        poll_fn(|context| {
+            let polled = running.as_mut().poll(context);
+            has_waited |= polled.is_pending();
+            polled
+        })
+        .await
+    };
+    let bytes = outcome.as_ref().map(bytes_of);
+    if let Some(admission) = admission {
+        // An operation that never waited needed no device.
+        let served = bytes.ok().filter(|_| has_waited).zip(began_at).map(|(bytes, at)| (kind, bytes, at));
+        end_admission(admission, placed, served);
+    }
+    outcome
+}
+
+/// Ends an operation in the queue of its device: its kind, bytes and begin if the device served it. If the device has failed, what waits for
+/// it fails too.
+fn end_admission<E>(
+    admission: QueueAdmission<'_>,
+    placed: &PlacedMember<E>,
+    served: Option<(CostKind, usize, Nanos)>,
+) {
+    if !serves(placed) {
+        placed.queue().iter().for_each(|queue| queue.close());
+    }
+    match served.zip(placed.now()) {
+        Some(((kind, bytes, began_at), ended_at)) => {
+            admission.end(EndedCommand { kind, bytes, began_at, ended_at });
+        }
+        None => drop(admission),
     }
 }

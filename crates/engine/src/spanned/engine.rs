@@ -19,6 +19,7 @@ use crate::{
 use futures_util::future::{join, join_all};
 use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
 use octokv_runtime::ReactorHandle;
+use octokv_sched::CostKind;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        let bytes = key.len() + value.bytes;
+        let (bytes, value_bytes) = (key.len() + value.bytes, value.bytes);
         if self.core.swaps().is_some() {
             let (core, owned_key) = (Rc::clone(&self.core), key.clone());
             let put = async move { core.put_swapping(&owned_key, value, options).await };
@@ -73,24 +74,31 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             if *outcome == PutOutcome::Stored {
                 traffic.note_put(bytes);
             }
+            value_bytes
         };
-        self.core.on_key_counted(key, async |engine| engine.put_with(key, value, options).await, count).await
+        let command = (key, CostKind::Put, value_bytes);
+        let put = async |engine: &E| engine.put_with(key, value, options).await;
+        self.core.on_key_counted(command, put, count).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<StoredValue>, EngineError> {
         if self.core.swaps().is_some() {
             return self.get_range(key, ValueRange::ALL).await;
         }
-        self.core.on_key_counted(key, async |engine| engine.get(key).await, count_read).await
+        let command = (key, CostKind::Get, 0);
+        self.core.on_key_counted(command, async |engine| engine.get(key).await, count_read).await
     }
 
     async fn get_range(&self, key: &Key, range: ValueRange) -> Result<Option<StoredValue>, EngineError> {
         if let Some(swaps) = self.core.swaps() {
             let read = self.core.get_swapping(swaps, key, range).await?;
-            self.core.traffic_of(key, |traffic| count_read(traffic, &read));
+            self.core.traffic_of(key, |traffic| {
+                count_read(traffic, &read);
+            });
             return Ok(read);
         }
-        self.core.on_key_counted(key, async |engine| engine.get_range(key, range).await, count_read).await
+        let command = (key, CostKind::Get, 0);
+        self.core.on_key_counted(command, async |engine| engine.get_range(key, range).await, count_read).await
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
@@ -99,13 +107,14 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             let delete = async move { core.delete_swapping(&owned_key, version).await };
             return self.abandoned.detachable(delete).await;
         }
-        self.core.on_key(key, async |engine| engine.delete_with(key, version).await).await
+        let delete = async |engine: &E| engine.delete_with(key, version).await;
+        self.core.on_key((key, CostKind::Delete), delete).await
     }
 
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         match self.core.swaps() {
             Some(swaps) => self.core.status_swapping(swaps, key).await,
-            None => self.core.on_key(key, async |engine| engine.status(key).await).await,
+            None => self.core.on_key((key, CostKind::Get), async |engine| engine.status(key).await).await,
         }
     }
 
@@ -282,11 +291,12 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 }
 
-/// Counts the bytes of a value that was read.
-fn count_read(traffic: &TrafficCounters, read: &Option<StoredValue>) {
-    if let Some(value) = read {
-        traffic.note_get(value.as_bytes().len());
-    }
+/// Counts the bytes of a value that was read, and returns them.
+fn count_read(traffic: &TrafficCounters, read: &Option<StoredValue>) -> usize {
+    let Some(value) = read else { return 0 };
+    let bytes = value.as_bytes().len();
+    traffic.note_get(bytes);
+    bytes
 }
 
 /// The statistics of devices together, but for their trees and logs.

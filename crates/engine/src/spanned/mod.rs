@@ -10,6 +10,7 @@
 //! - `partition_map`: which device has which keys. `superblock`: what each device says of the volume.
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `core`: one core's handles on the devices, and `engine`: its operations. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
+//!   `device_queue`: which operations may run on a device, by tokens.
 //!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
 //!   `swap_recovery`: which are found by an opening. `swap_replacement`: those of a device that is replaced. `swap_merges`: both store some at their homes.
 //!   `yield_points`: those of a caller's sink, within an engine.
@@ -17,6 +18,7 @@
 //! Engines have no code for several devices: each device holds an ordinary volume of the engine, which begins behind the superblocks of the span.
 
 mod core;
+mod device_queue;
 mod devices;
 mod engine;
 mod iterator;
@@ -38,6 +40,7 @@ mod traffic;
 mod volume;
 mod yield_points;
 
+pub use device_queue::{DeviceQueue, QueueAdmission, QueueClosed};
 pub use engine::SpannedEngine;
 pub use iterator::SpannedIterator;
 pub use partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};

@@ -1,9 +1,11 @@
 //! One core's handle on each device of several, and where something lies on it: what the volume on it says, by the blocks of the whole device.
 
+use super::device_queue::DeviceQueue;
 use super::traffic::TrafficCounters;
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::log::handle::LogEngine;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
+use octokv_base::Nanos;
 use octokv_device::Device;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -71,6 +73,8 @@ pub(super) struct SpannedMember<E> {
     pub is_retired: Arc<AtomicBool>,
     /// What its keys took and gave.
     pub traffic: Arc<TrafficCounters>,
+    /// The queue of the device, if it has one.
+    pub queue: Option<Arc<DeviceQueue>>,
 }
 
 /// A handle that serves, unless its device has failed meanwhile.
@@ -112,6 +116,16 @@ impl<E> PlacedMember<E> {
     /// What the keys of the device took and gave.
     pub fn traffic(&self) -> &TrafficCounters {
         &self.0.traffic
+    }
+
+    /// The queue of the device, if it has one.
+    pub fn queue(&self) -> Option<&DeviceQueue> {
+        self.0.queue.as_deref()
+    }
+
+    /// The time by which its queue measures.
+    pub fn now(&self) -> Option<Nanos> {
+        self.queue().and_then(|queue| queue.now(&*self.open().device))
     }
 
     /// The handle.

@@ -148,7 +148,7 @@ impl<V: Volume> SpannedVolume<V> {
             self.merge_into(&volume, (devices, given), index, pool).await;
             swaps.set_notes(index, self.notes_of_replaced(index));
         }
-        self.set_member(index, Member::new(given, replacements[index], Ok(volume), swap));
+        self.set_member(index, Member::new(given, replacements[index], &config, (Ok(volume), swap)));
         retired.keep();
         Ok(())
     }

@@ -11,7 +11,7 @@
 //! of a write that was not acknowledged, or equal to what home has.
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
-use super::core::{SpannedCore, absent, serves};
+use super::core::{SpannedCore, absent, admitted, serves};
 use super::places::{OpenRegion, PlacedMember};
 use super::swap_recovery::write_notes;
 use super::swap_region::{SwappedVersions, read_record, swap_value};
@@ -26,7 +26,8 @@ use crate::{
 };
 use octokv_base::{Buffer, Key, Nanos, RecordLayout, RingPosition, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
-use std::future::poll_fn;
+use octokv_sched::CostKind;
+use std::future::{Future, poll_fn};
 use std::task::Poll;
 
 /// The time between two looks for idle home devices.
@@ -91,14 +92,23 @@ impl<E: Engine> SpannedCore<E> {
         of.swaps.guest_for(of.home, (0..self.devices()).filter(is_writable))
     }
 
-    /// An operation on the volume of a key's home.
+    /// An operation on the volume of a key's home, by the tokens of its device.
     async fn at_home<T>(
         &self,
         of: &PlacedKey<'_>,
+        command: (CostKind, usize),
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
         let placed = self.member(of.home)?;
-        operation(placed.engine()).await.map_err(|error| self.error_of(&placed, of.home, error))
+        let running = operation(placed.engine());
+        let outcome = admitted((&placed, of.home), command, running, |_| command.1).await;
+        outcome.map_err(|error| self.error_of(&placed, of.home, error))
+    }
+
+    /// Flushes the home of a key.
+    async fn flush_home(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
+        let placed = self.member(of.home)?;
+        placed.engine().flush().await.map_err(|error| self.error_of(&placed, of.home, error))
     }
 
     /// [`Engine::put_with`].
@@ -123,8 +133,9 @@ impl<E: Engine> SpannedCore<E> {
         let may_swap = options.mode == PutMode::Upsert
             && options.expires_at == UnixTime::NEVER
             && has_whole_value(&value, layout.value_offset(key.len()));
-        let put_home = async |value, options| {
-            self.at_home(&of, async |engine| engine.put_with(key, value, options).await).await
+        let put_home = async |value: PutValue, options| {
+            let command = (CostKind::Put, value.bytes);
+            self.at_home(&of, command, async |engine| engine.put_with(key, value, options).await).await
         };
         let shared = of.share().await;
         match of.swapped() {
@@ -175,7 +186,8 @@ impl<E: Engine> SpannedCore<E> {
             Some(_) => return Ok(None),
             None => {
                 let Some(guest) = self.guest_for(of) else { return Ok(None) };
-                let status = self.at_home(of, async |engine| engine.status(of.key).await).await?;
+                let status =
+                    self.at_home(of, (CostKind::Get, 0), async |engine| engine.status(of.key).await).await?;
                 let Some(status) = status.filter(|status| status.expires_at == UnixTime::NEVER) else {
                     return Ok(None);
                 };
@@ -184,7 +196,7 @@ impl<E: Engine> SpannedCore<E> {
                 }
                 if of.swaps.flushes_home() {
                     // Home lists a swapped key by its older value, which a power loss must not undo.
-                    self.at_home(of, async |engine| engine.flush().await).await?;
+                    self.flush_home(of).await?;
                 }
                 (guest, SwappedVersions { version: status.version, at_home: status.version })
             }
@@ -253,7 +265,8 @@ impl<E: Engine> SpannedCore<E> {
                 region.remove(of).await?;
             }
             let put = async |options: PutOptions| {
-                self.at_home(of, async |engine| {
+                let command = (CostKind::Put, value.as_bytes().len());
+                self.at_home(of, command, async |engine| {
                     let value = home_value(engine.record_layout(), of.key, &value);
                     engine.put_with(of.key, value, options).await
                 })
@@ -320,7 +333,7 @@ impl<E: Engine> SpannedCore<E> {
         let swapped = of.swapped().filter(|_| !bug_injection::is_injected(InjectedBug::SwapReadHome));
         let Some(swapped) = swapped else {
             let _command = swaps.begin(of.home);
-            return self.at_home(&of, &from_home).await;
+            return self.at_home(&of, (CostKind::Get, 0), &from_home).await;
         };
         if let Some(value) = self.get_in_region(&of, swapped, range).await? {
             return Ok(Some(from_region(value)));
@@ -332,7 +345,7 @@ impl<E: Engine> SpannedCore<E> {
         {
             return Ok(Some(from_region(value)));
         }
-        self.at_home(&of, &from_home).await
+        self.at_home(&of, (CostKind::Get, 0), &from_home).await
     }
 
     async fn get_in_region(
@@ -362,8 +375,10 @@ impl<E: Engine> SpannedCore<E> {
         let of = self.placed_key(swaps, key);
         self.check_known(&of)?;
         let _command = swaps.begin(of.home);
-        let delete_home =
-            async |version| self.at_home(&of, async |engine| engine.delete_with(key, version).await).await;
+        let delete_home = async |version| {
+            let delete = async |engine: &E| engine.delete_with(key, version).await;
+            self.at_home(&of, (CostKind::Delete, 0), delete).await
+        };
         let shared = of.share().await;
         if of.swapped().is_none() {
             return delete_home(version).await;
@@ -390,7 +405,7 @@ impl<E: Engine> SpannedCore<E> {
     async fn remove_record(&self, of: &PlacedKey<'_>, swapped: SwappedKey) -> Result<(), EngineError> {
         let region = self.region(swapped.guest.into())?;
         if of.swaps.flushes_home() {
-            self.at_home(of, async |engine| engine.flush().await).await?;
+            self.flush_home(of).await?;
         }
         if !bug_injection::is_injected(InjectedBug::SwapLeaveRecord) {
             region.remove(of).await?;
@@ -494,6 +509,17 @@ impl<E: Engine> Region<E> {
         self.log().flush().await.map_err(|error| self.error(error))
     }
 
+    /// Runs an operation on the region by the tokens of its device.
+    async fn admitted<T>(
+        &self,
+        command: (CostKind, usize),
+        operation: impl Future<Output = Result<T, EngineError>>,
+        bytes_of: impl FnOnce(&T) -> usize,
+    ) -> Result<T, EngineError> {
+        let outcome = admitted((&self.placed, self.guest), command, operation, bytes_of).await;
+        outcome.map_err(|error| self.error(error))
+    }
+
     async fn put(
         &self,
         of: &PlacedKey<'_>,
@@ -502,7 +528,8 @@ impl<E: Engine> Region<E> {
     ) -> Result<PutOutcome, EngineError> {
         let log = self.log();
         let record = swap_value(log.record_layout(), of.key, versions, value, layout);
-        log.put_with(of.key, record, PutOptions::default()).await.map_err(|error| self.error(error))
+        let command = (CostKind::Put, record.bytes);
+        self.admitted(command, log.put_with(of.key, record, PutOptions::default()), |_| command.1).await
     }
 
     /// The versions and the part of the value of a record.
@@ -511,12 +538,15 @@ impl<E: Engine> Region<E> {
         of: &PlacedKey<'_>,
         range: ValueRange,
     ) -> Result<Option<(SwappedVersions, StoredValue)>, EngineError> {
-        read_record(self.log(), of.key, range).await.map_err(|error| self.error(error))
+        let bytes_of = |read: &Option<(SwappedVersions, StoredValue)>| {
+            read.as_ref().map_or(0, |(_, value)| value.as_bytes().len())
+        };
+        self.admitted((CostKind::Get, 0), read_record(self.log(), of.key, range), bytes_of).await
     }
 
     async fn remove(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
-        let removed = self.log().delete_with(of.key, Version::NONE).await;
-        removed.map(drop).map_err(|error| self.error(error))
+        let remove = self.log().delete_with(of.key, Version::NONE);
+        self.admitted((CostKind::Delete, 0), remove, |_| 0).await.map(drop)
     }
 }
 

@@ -8,9 +8,10 @@
 //! In: devices in any order. Out: a handle for each core. Invariant: a device that cannot be read takes down its own keys alone.
 
 use super::core::{SpanShared, SpannedCore};
+use super::device_queue::DeviceQueue;
 use super::devices::{places_of, read_superblocks, replacements_of, tell_replacements};
 use super::engine::{SpannedEngine, sum_of};
-use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
+use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
 use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
 use super::superblock::SpanSuperblock;
@@ -62,6 +63,8 @@ pub(super) struct Member<V> {
     pub is_retired: Arc<AtomicBool>,
     /// What its keys took and gave.
     pub traffic: Arc<TrafficCounters>,
+    /// What runs and waits on its device, if it is bounded.
+    pub queue: Option<Arc<DeviceQueue>>,
     /// Why it is absent, if it is.
     pub volume: Result<V, OpenError>,
     /// `None` without a swap region, or if it could not be opened.
@@ -73,10 +76,19 @@ impl<V> Member<V> {
     pub fn new(
         given: usize,
         replacements: u8,
-        volume: Result<V, OpenError>,
-        swap: Option<SwapVolume>,
+        config: &OpenConfig,
+        (volume, swap): (Result<V, OpenError>, Option<SwapVolume>),
     ) -> Member<V> {
-        Member { given, replacements, is_retired: Arc::default(), traffic: Arc::default(), volume, swap }
+        let queue = config.tokens.map(|costs| Arc::new(DeviceQueue::new(costs, config.clock.clone())));
+        Member {
+            given,
+            replacements,
+            is_retired: Arc::default(),
+            traffic: Arc::default(),
+            queue,
+            volume,
+            swap,
+        }
     }
 }
 
@@ -187,6 +199,23 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.lock()[map.device_of(RingPosition::of(key, hash_seed))].given
     }
 
+    /// The device of each partition, by its index in the volume, and the seed of positions on the ring.
+    pub fn placement(&self) -> ([u8; SPAN_PARTITIONS], u64) {
+        (*self.0.superblock.map.as_bytes(), self.0.superblock.hash_seed)
+    }
+
+    /// The free tokens of a device; 0 if there is none of this index, or it has no queue.
+    pub fn free_tokens(&self, index: usize) -> u32 {
+        let members = self.0.members.lock();
+        let queue = members.get(index).and_then(|member| member.queue.as_ref());
+        queue.map_or(0, |queue| queue.free_tokens())
+    }
+
+    /// The queues of the devices, by their indices; none if they are not bounded.
+    pub fn device_queues(&self) -> Vec<Arc<DeviceQueue>> {
+        self.all_members().into_iter().filter_map(|member| member.queue).collect()
+    }
+
     /// The place of the device with the newest value of a key: its own, or that whose swap region has it.
     pub fn place_of_newest(&self, key: &Key) -> usize {
         let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
@@ -218,6 +247,7 @@ impl<V: Volume> SpannedVolume<V> {
     pub(super) fn set_member(&self, index: usize, member: Member<V>) {
         let before = std::mem::replace(&mut self.0.members.lock()[index], member);
         before.is_retired.store(true, Ordering::Release);
+        before.queue.iter().for_each(|queue| queue.close());
     }
 
     /// The superblock of any device of the volume, with the replacements so far.
@@ -251,7 +281,8 @@ impl<V: Volume> SpannedVolume<V> {
             OpenMember { engine, place, device, whole, swap }
         });
         let (is_retired, traffic) = (Arc::clone(&member.is_retired), Arc::clone(&member.traffic));
-        SpannedMember { volume, replacements: member.replacements, is_retired, traffic }
+        let queue = member.queue.clone();
+        SpannedMember { volume, replacements: member.replacements, is_retired, traffic, queue }
     }
 }
 
@@ -334,7 +365,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
                 }
                 Err(error) => Err(error),
             };
-            members.push(Member::new(given, replacements[index], volume, swap));
+            members.push(Member::new(given, replacements[index], &config, (volume, swap)));
         }
         if let Some(swaps) = &swaps {
             for (home, &given) in places.iter().enumerate() {

@@ -54,6 +54,7 @@ pub fn verify_open_and_use(image: Vec<u8>, random: &mut Prng) -> bool {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     let opened = block_on(open(&device, &pool, config, &FormatConfig::default()), &mut complete_io);
     let Ok(volume) = opened else { return false };

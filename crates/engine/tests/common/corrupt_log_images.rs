@@ -58,6 +58,7 @@ fn open_config() -> OpenConfig {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(|| UnixTime(1_000_000)),
+        tokens: None,
     }
 }
 

@@ -72,6 +72,7 @@ impl LogFixture {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: self.clock.clone(),
+            tokens: None,
         }
     }
 

@@ -60,6 +60,7 @@ impl LsmFixture {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: self.clock.clone(),
+            tokens: None,
         }
     }
 

@@ -63,6 +63,7 @@ impl HashFixture {
             tree: OpenConfig::TREE,
             swap_gap: OpenConfig::SWAP_GAP,
             clock: self.clock.clone(),
+            tokens: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A volume on three devices, of any engine, as a fixture of the conformance suite: they are parts of one disk.
 
 use super::pool;
-use octokv_base::Prng;
+use octokv_base::{Nanos, Prng};
 use octokv_device::Device;
 use octokv_device::device_window::DeviceWindow;
 use octokv_device::power_loss::PowerLossDisk;
@@ -10,7 +10,9 @@ use octokv_engine::{
     AnyEngine, AnyVolume, Durability, EngineKind, FormatConfig, OpenConfig, Volume, WallClock,
 };
 use octokv_runtime::block_on;
+use octokv_sched::StartingCosts;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The bytes of each device.
 pub const DEVICE_BYTES: [u64; 3] = [10 << 20, 16 << 20, 22 << 20];
@@ -23,6 +25,7 @@ pub struct SpannedFixture {
     pub cache_bytes: u64,
     pub clock: WallClock,
     pub cores: usize,
+    pub tokens: Option<StartingCosts>,
     pub swap_gap: u32,
 }
 
@@ -45,7 +48,15 @@ impl SpannedFixture {
             clock,
             cores: 4,
             swap_gap: OpenConfig::SWAP_GAP,
+            tokens: None,
         }
+    }
+
+    /// That of devices with queues, by a clock that passes 50 µs at each reading.
+    pub fn with_tokens(self) -> SpannedFixture {
+        let elapsed = AtomicU64::new(1);
+        let clock = self.clock.with_monotonic(move || Nanos(elapsed.fetch_add(50_000, Ordering::Relaxed)));
+        SpannedFixture { tokens: Some(StartingCosts::default()), clock, ..self }
     }
 
     /// One with swap regions, whose puts are all swapped that can be.
@@ -65,6 +76,7 @@ impl SpannedFixture {
             tree: OpenConfig::TREE,
             swap_gap: self.swap_gap,
             clock: self.clock.clone(),
+            tokens: self.tokens,
         }
     }
 

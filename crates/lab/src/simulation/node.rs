@@ -81,6 +81,7 @@ impl ExperimentNode<'_> {
                 tree: OpenConfig::TREE,
                 swap_gap: OpenConfig::SWAP_GAP,
                 clock: WallClock::default(),
+                tokens: None,
             };
             let volume = async {
                 let devices = [device];

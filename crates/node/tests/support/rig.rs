@@ -158,6 +158,7 @@ impl RigNode {
             used_bytes: SharedSum::constant(block_volume.size_bytes()),
             kind: NamespaceKind::Block { block_bytes: BLOCK_NAMESPACE_BLOCK_BYTES },
             ana_group: 1,
+            tokens: None,
         };
         let namespaces = vec![namespace_info(&kv_volume, 1024), block_info];
         let clock = if config.has_clock { clock::now } else { || Nanos::ZERO };
@@ -556,6 +557,7 @@ async fn open_volume(device: Rc<dyn Device>, cores: usize) -> AnyVolume {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     };
     AnyVolume::open(&devices, &pool, config, &format).await.expect("it was formatted")
 }

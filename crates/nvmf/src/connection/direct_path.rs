@@ -200,7 +200,7 @@ impl<'a, D: DirectBackend> DirectCommand<'a, D> for KeyCommand<'a> {
                     true => connection.counters.count_sent_data(in_flight, sent_bytes),
                     false => {
                         let outcome = RequestOutcome::NotFound;
-                        connection.complete_command(command_id, namespace, in_flight, outcome);
+                        connection.complete_command((command_id, 0), namespace, in_flight, outcome);
                     }
                 }
                 return Some(sent_bytes);
@@ -220,7 +220,7 @@ impl<'a, D: DirectBackend> DirectCommand<'a, D> for KeyCommand<'a> {
             }
         };
         connection.counters.count_operation(counted);
-        connection.complete_command(command_id, namespace, in_flight, outcome);
+        connection.complete_command((command_id, 0), namespace, in_flight, outcome);
         Some(bytes)
     }
 }

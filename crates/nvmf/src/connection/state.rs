@@ -259,7 +259,29 @@ impl Connection {
         requests: &mut Vec<IoRequest>,
     ) {
         self.counters.count_operation((&operation).into());
+        if let ConnectionState::Io(queue) = &self.state
+            && queue.controller.token_share.exists()
+        {
+            self.note_device(slot, namespace, &operation);
+        }
         requests.push(IoRequest { slot, namespace, operation });
+    }
+
+    /// Keeps the device of a command's key for its completion.
+    #[cold]
+    fn note_device(&mut self, slot: u16, namespace: NamespaceId, operation: &RequestOperation) {
+        let source = self.namespaces.get(namespace).and_then(|info| info.tokens.as_ref());
+        if let Some((source, key)) = source.zip(operation.key()) {
+            self.slots.set_device(slot, source.device_of(key.as_bytes()));
+        }
+    }
+
+    /// The tokens of a device for the host, in the bits of DW1.
+    #[cold]
+    pub(super) fn token_dw1(&self, namespace: NamespaceId, device: u8) -> u32 {
+        let ConnectionState::Io(queue) = &self.state else { return 0 };
+        let source = self.namespaces.get(namespace).and_then(|info| info.tokens.as_ref());
+        source.map_or(0, |source| queue.controller.token_share.of(source.free_tokens(device)) << 16)
     }
 
     /// Completes a command with an error and records it in the error log.

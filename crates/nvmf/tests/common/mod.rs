@@ -46,6 +46,7 @@ pub fn namespace(id: u32) -> NamespaceInfo {
             record_layout: RECORD_LAYOUT,
         },
         ana_group: 1,
+        tokens: None,
     }
 }
 

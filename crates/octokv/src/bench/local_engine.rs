@@ -74,6 +74,7 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
+        tokens: None,
     };
     let volume = LocalVolumeConfig {
         format,

@@ -44,6 +44,7 @@ pub fn nodes(bench: &BenchArgs) -> Result<Vec<TargetNode>, CliError> {
     }
     let mut nodes: Vec<TargetNode> = bench.url.iter().map(node).collect::<Result<_, _>>()?;
     for node in &mut nodes {
+        node.client.flow_control = bench.flow_control;
         node.client.host_nqn = bench.host_nqn.clone().unwrap_or_else(|| node.client.host_nqn.clone());
     }
     let locations: Vec<_> =

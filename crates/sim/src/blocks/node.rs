@@ -74,6 +74,7 @@ impl BlockNodeUnderTest {
             used_bytes: SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes },
             ana_group: 1 + disk as u32 % ANA_GROUPS,
+            tokens: None,
         };
         let (volume, device) = (NamespaceVolume::Block(volume), self.sim_node.device(storage, 0));
         (CoreNamespace { id, volume, devices: vec![device] }, info)

@@ -201,6 +201,7 @@ impl EngineSession {
                     tree: OpenConfig::TREE,
                     swap_gap: OpenConfig::SWAP_GAP,
                     clock: WallClock::default(),
+                    tokens: None,
                 };
                 let volume = AnyVolume::open(&devices, &pool, config, &format).await?;
                 let engine = Rc::new(volume.engine(0, &devices, pool));

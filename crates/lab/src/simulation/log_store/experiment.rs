@@ -213,6 +213,7 @@ fn open_config(settings: LogStoreSettings) -> OpenConfig {
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::default(),
+        tokens: None,
     }
 }
 

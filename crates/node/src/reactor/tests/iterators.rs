@@ -67,6 +67,7 @@ impl SimNode {
                 record_layout: RecordLayout::new(0),
             },
             ana_group: 1,
+            tokens: None,
         };
         let target = Target::new(SubsystemConfig::new(&ClientConfig::default().subsystem_nqn), vec![info]);
         let core_wakers: Vec<_> = (0..CORES).map(|_| CoreWaker::without_eventfd()).collect();

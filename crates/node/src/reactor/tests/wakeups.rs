@@ -34,6 +34,7 @@ impl ListeningCore {
             used_bytes: octokv_base::SharedSum::default(),
             kind: NamespaceKind::Block { block_bytes: BLOCK_BYTES },
             ana_group: 1,
+            tokens: None,
         };
         let parts = ReactorParts {
             listeners: vec![(listener, address)],

@@ -1,0 +1,238 @@
+//! Flow control by device tokens: which of the requests of several tenants is sent next, by Algorithm 1 of LEED (SIGCOMM 2023, §3.5).
+//!
+//! ```text
+//!   tenants in turn: first request of the queue, for the device of its key
+//!     its tokens ≤ those of the device     ─▶ sent, the tokens are taken            (lines 5 to 7)
+//!     none is outstanding at the device    ─▶ sent, the device has no tokens left   (lines 11 to 13)
+//!     otherwise                            ─▶ behind the other requests of its tenant (line 9)
+//!   response ─▶ the tokens of the device are those that it has
+//! ```
+//! In: requests with tenant, device and tokens; responses with the free tokens of a device. Out: the request to send. The rules for
+//! an empty device keep a request from waiting for a response that nothing would bring, as Nagle's algorithm does. A round
+//! ([`FlowControl::run`]) ends when no tenant has a request that may be sent, or at its time-out, so that responses are received in between.
+//!
+//! A request that is put behind others may be overtaken by one of the same key: those that wait together are concurrent, as commands in
+//! flight are. Passive, without a clock. Invariants: a request is sent once; with tokens of 0 everywhere one request for each device is
+//! outstanding; a pass looks at one request of each tenant. Tested below.
+
+use octokv_base::Nanos;
+use std::collections::VecDeque;
+
+/// A request that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowRequest<R> {
+    /// The index of the device of its key.
+    pub device: usize,
+    /// Its cost.
+    pub tokens: u32,
+    /// The request.
+    pub request: R,
+}
+
+/// What is known of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct DeviceFlow {
+    /// The tokens that a response had, without those of requests since.
+    tokens: u32,
+    /// Requests without a response.
+    outstanding: u32,
+}
+
+/// See the module header.
+#[derive(Debug)]
+pub struct FlowControl<R> {
+    devices: Vec<DeviceFlow>,
+    tenants: Vec<VecDeque<FlowRequest<R>>>,
+    /// The tenant whose turn it is.
+    turn: usize,
+}
+
+impl<R> FlowControl<R> {
+    /// A scheduler for so many tenants, and devices with these tokens.
+    ///
+    /// # Panics
+    /// Without a tenant or a device.
+    pub fn new(tenants: usize, device_tokens: &[u32]) -> FlowControl<R> {
+        assert!(tenants > 0 && !device_tokens.is_empty(), "at least one tenant and one device");
+        let devices = device_tokens.iter().map(|&tokens| DeviceFlow { tokens, outstanding: 0 }).collect();
+        FlowControl { devices, tenants: (0..tenants).map(|_| VecDeque::new()).collect(), turn: 0 }
+    }
+
+    /// Adds a request of a tenant. The caller bounds how many wait.
+    ///
+    /// # Panics
+    /// If there is no such tenant or device.
+    pub fn enqueue(&mut self, tenant: usize, request: FlowRequest<R>) {
+        assert!(request.device < self.devices.len(), "device {} of {}", request.device, self.devices.len());
+        self.tenants[tenant].push_back(request);
+    }
+
+    /// The requests that wait.
+    pub fn waiting(&self) -> usize {
+        self.tenants.iter().map(VecDeque::len).sum()
+    }
+
+    /// The tokens of a device.
+    pub fn tokens(&self, device: usize) -> u32 {
+        self.devices[device].tokens
+    }
+
+    /// The requests of a device without a response.
+    pub fn outstanding(&self, device: usize) -> u32 {
+        self.devices[device].outstanding
+    }
+
+    /// One pass over the tenants, up to the first request that may be sent; the caller sends it.
+    pub fn next_request(&mut self) -> Option<FlowRequest<R>> {
+        for _ in 0..self.tenants.len() {
+            let tenant = self.turn;
+            self.turn = (self.turn + 1) % self.tenants.len();
+            let Some(request) = self.tenants[tenant].pop_front() else { continue };
+            let device = &mut self.devices[request.device];
+            if request.tokens <= device.tokens {
+                device.tokens -= request.tokens;
+            } else if device.outstanding >= 1 {
+                self.tenants[tenant].push_back(request);
+                continue;
+            } else {
+                device.tokens = 0;
+            }
+            device.outstanding += 1;
+            return Some(request);
+        }
+        None
+    }
+
+    /// Sends requests until none may be sent, or until `deadline`; `now` reads the clock before each. How many it sent.
+    ///
+    /// A tenant whose first request has to wait shows its others in the passes that follow: a round ends after as many passes without a
+    /// request as the longest queue has requests.
+    pub fn run(
+        &mut self,
+        deadline: Nanos,
+        mut now: impl FnMut() -> Nanos,
+        mut send: impl FnMut(FlowRequest<R>),
+    ) -> usize {
+        let (mut sent, mut idle_passes) = (0, 0);
+        while idle_passes < self.tenants.iter().map(VecDeque::len).max().unwrap_or(0) && now() < deadline {
+            match self.next_request() {
+                Some(request) => {
+                    send(request);
+                    (sent, idle_passes) = (sent + 1, 0);
+                }
+                None => idle_passes += 1,
+            }
+        }
+        sent
+    }
+
+    /// A request of a device ended: with its response, which has the free tokens of the device, or without one.
+    ///
+    /// # Panics
+    /// If none of the device is outstanding.
+    pub fn complete(&mut self, device: usize, tokens: Option<u32>) {
+        let device = &mut self.devices[device];
+        device.outstanding = device.outstanding.checked_sub(1).expect("a request ends once");
+        device.tokens = tokens.unwrap_or(device.tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::Prng;
+
+    fn request(device: usize, tokens: u32, request: u32) -> FlowRequest<u32> {
+        FlowRequest { device, tokens, request }
+    }
+
+    /// A scheduler whose tenants have these requests: device, tokens, number.
+    fn flow(device_tokens: &[u32], tenants: &[&[(usize, u32, u32)]]) -> FlowControl<u32> {
+        let mut flow = FlowControl::new(tenants.len(), device_tokens);
+        for (tenant, requests) in tenants.iter().enumerate() {
+            requests.iter().for_each(|&(device, tokens, number)| {
+                flow.enqueue(tenant, request(device, tokens, number));
+            });
+        }
+        flow
+    }
+
+    fn sent(flow: &mut FlowControl<u32>) -> Vec<u32> {
+        let mut sent = Vec::new();
+        flow.run(Nanos::NEVER, || Nanos::ZERO, |request| sent.push(request.request));
+        sent
+    }
+
+    #[test]
+    fn tenants_take_turns() {
+        let one = [(0, 16, 10), (0, 16, 11), (0, 16, 12)];
+        let mut flow = flow(&[1000], &[&one, &[], &[(0, 16, 20), (0, 16, 21)]]);
+        assert_eq!(sent(&mut flow), [10, 20, 11, 21, 12]);
+        assert_eq!((flow.tokens(0), flow.outstanding(0), flow.waiting()), (1000 - 5 * 16, 5, 0));
+    }
+
+    #[test]
+    fn a_request_is_sent_if_its_device_has_tokens_for_it() {
+        let mut flow = flow(&[40], &[&[(0, 16, 1), (0, 16, 2), (0, 16, 3)]]);
+        assert_eq!(sent(&mut flow), [1, 2], "8 tokens are left");
+        assert_eq!((flow.tokens(0), flow.waiting()), (8, 1));
+        flow.complete(0, Some(15));
+        assert_eq!(sent(&mut flow), [0; 0]);
+        flow.complete(0, Some(16));
+        assert_eq!((sent(&mut flow), flow.tokens(0)), (vec![3], 0));
+    }
+
+    #[test]
+    fn a_request_for_a_device_at_which_none_is_outstanding_is_sent_without_tokens() {
+        let mut flow = flow(&[10], &[&[(0, 64, 1), (0, 4, 2)]]);
+        assert_eq!(sent(&mut flow), [1], "and takes the 10 tokens that there are");
+        assert_eq!((flow.tokens(0), flow.outstanding(0)), (0, 1));
+        flow.complete(0, None);
+        assert_eq!(sent(&mut flow), [2], "one that was lost holds up none");
+    }
+
+    #[test]
+    fn a_device_without_tokens_holds_up_no_request_for_another() {
+        let one = [(0, 16, 1), (0, 16, 2), (1, 16, 3), (0, 16, 4), (1, 16, 5)];
+        let mut flow = flow(&[0, 100], &[&one]);
+        assert_eq!(sent(&mut flow), [1, 3, 5]);
+        assert_eq!((flow.outstanding(0), flow.outstanding(1), flow.waiting()), (1, 2, 2));
+    }
+
+    #[test]
+    fn a_round_ends_at_its_time_out() {
+        let requests: Vec<_> = (0..100).map(|number| (0, 1, number)).collect();
+        let mut flow = flow(&[1000], &[&requests]);
+        let mut time = Nanos::ZERO;
+        let clock = || {
+            time = time + Nanos(10);
+            time
+        };
+        let count = flow.run(Nanos(100), clock, |_| ());
+        assert_eq!((count, flow.waiting()), (9, 91));
+        assert_eq!(sent(&mut flow).len(), 91);
+    }
+
+    #[test]
+    fn every_request_is_sent_once_whatever_responses_tell() {
+        let mut random = Prng::new(5);
+        for _ in 0..200 {
+            let devices = 1 + random.below(4) as usize;
+            let mut flow = FlowControl::new(3, &vec![random.below(64) as u32; devices]);
+            for number in 0..100 {
+                let device = random.below(devices as u64) as usize;
+                let one = request(device, 1 + random.below(64) as u32, number);
+                flow.enqueue(random.below(3) as usize, one);
+            }
+            let (mut in_flight, mut done) = (Vec::new(), vec![0; 100]);
+            while flow.waiting() + in_flight.len() > 0 {
+                flow.run(Nanos::NEVER, || Nanos::ZERO, |request| in_flight.push(request));
+                assert!(!in_flight.is_empty(), "one request at least is outstanding while others wait");
+                let ended = in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
+                done[ended.request as usize] += 1;
+                flow.complete(ended.device, random.one_in(3).then(|| random.below(64) as u32));
+            }
+            assert!(done.iter().all(|&times| times == 1));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The tokens of a namespace on several devices, for hosts; and the weights by which hosts share them.
+//!
+//! In: the queues of the devices, the scheduling configuration. Out: a [`TokenSource`] for the target. The weights are those of
+//! the fair queue: it orders the requests that are on a core, and the shares bound those that hosts send.
+//! Tested below.
+
+use octokv_base::RingPosition;
+use octokv_engine::{AnyVolume, DeviceQueue, SpannedVolume};
+use octokv_nvmf::{HostWeights, TokenSource};
+use octokv_sched::{CostKind, SchedConfig};
+use octokv_wire::device_log::{DeviceEntry, DeviceLog, LoggedCost};
+use std::fmt;
+use std::sync::Arc;
+
+/// The devices of a volume that have queues.
+pub(crate) struct SpannedTokens {
+    volume: SpannedVolume<AnyVolume>,
+    map: [u8; octokv_wire::device_log::DEVICE_PARTITIONS],
+    hash_seed: u64,
+}
+
+impl SpannedTokens {
+    /// The tokens of a volume; `None` if it is on one device, or without queues.
+    pub fn of(volume: &AnyVolume) -> Option<Arc<dyn TokenSource>> {
+        let AnyVolume::Spanned(volume) = volume else { return None };
+        let (map, hash_seed) = volume.placement();
+        let tokens = || Arc::new(SpannedTokens { volume: volume.clone(), map, hash_seed });
+        (!volume.device_queues().is_empty()).then(|| tokens() as Arc<dyn TokenSource>)
+    }
+}
+
+impl fmt::Debug for SpannedTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpannedTokens").finish_non_exhaustive()
+    }
+}
+
+fn entry_of(queue: &DeviceQueue) -> DeviceEntry {
+    let cost = |kind| {
+        let tokens = queue.cost(kind, 0);
+        let tokens_per_4k = queue.cost(kind, 2 * 4096).saturating_sub(tokens);
+        LoggedCost { tokens: tokens as u16, tokens_per_4k: tokens_per_4k as u16 }
+    };
+    DeviceEntry {
+        capacity: queue.capacity(),
+        free: queue.free_tokens(),
+        get: cost(CostKind::Get),
+        put: cost(CostKind::Put),
+        delete: cost(CostKind::Delete),
+    }
+}
+
+impl TokenSource for SpannedTokens {
+    fn device_of(&self, key: &[u8]) -> u8 {
+        let partition = RingPosition::of_bytes(key, self.hash_seed).0 as u8;
+        self.map[usize::from(partition)]
+    }
+
+    fn free_tokens(&self, device: u8) -> u32 {
+        self.volume.free_tokens(device.into())
+    }
+
+    fn device_log(&self) -> DeviceLog {
+        let devices = self.volume.device_queues().iter().map(|queue| entry_of(queue)).collect();
+        DeviceLog { hash_seed: self.hash_seed, map: self.map, devices }
+    }
+}
+
+/// The weights of hosts.
+pub(crate) fn host_weights(config: &SchedConfig) -> HostWeights {
+    let of_hosts = config.tenants.iter().map(|(host, qos)| (host.clone(), qos.weight)).collect();
+    HostWeights { of_hosts, default: config.default_qos.weight }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use octokv_base::BufferPool;
+    use octokv_device::Device;
+    use octokv_device::memory::{MemoryDevice, RamDisk};
+    use octokv_engine::conformance::key_of;
+    use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, Volume, WallClock};
+    use octokv_runtime::block_on;
+    use octokv_sched::{StartingCosts, TenantQos};
+    use std::rc::Rc;
+
+    fn volume(tokens: Option<StartingCosts>) -> AnyVolume {
+        let memory =
+            |_| Rc::new(MemoryDevice::new(RamDisk::new(32 << 20, 512).expect("memory"))) as Rc<dyn Device>;
+        let devices: Vec<Rc<dyn Device>> = (0..3).map(memory).collect();
+        let format = FormatConfig { engine: EngineKind::Hash, ..FormatConfig::default() };
+        let config = OpenConfig {
+            durability: Durability::Completed,
+            cores: 1,
+            cache_bytes: 0,
+            prepare_bytes: 0,
+            compact_bytes_per_second: 0,
+            tree: OpenConfig::TREE,
+            swap_gap: OpenConfig::SWAP_GAP,
+            clock: WallClock::default(),
+            tokens,
+        };
+        let pool = BufferPool::new(64 << 20);
+        block_on(AnyVolume::open(&devices, &pool, config, &format), || ()).expect("opens")
+    }
+
+    #[test]
+    fn hosts_find_the_device_of_a_key_by_the_log() {
+        let volume = volume(Some(StartingCosts::default()));
+        let AnyVolume::Spanned(spanned) = &volume else { panic!("it spans devices") };
+        let source = SpannedTokens::of(&volume).expect("its devices have queues");
+        let log = DeviceLog::check(&source.device_log().encode()).expect("is valid");
+        assert_eq!(log.devices.len(), 3);
+        for key in (0..200).map(key_of) {
+            let device = log.device_of(RingPosition::of(&key, log.hash_seed));
+            assert_eq!(
+                (usize::from(device), device),
+                (spanned.place_of(&key), source.device_of(key.as_bytes()))
+            );
+        }
+        let DeviceEntry { capacity, free, get, put, delete } = log.devices[2];
+        assert_eq!((capacity, free, source.free_tokens(2), source.free_tokens(3)), (512, 512, 512, 0));
+        assert_eq!((get.of(1), put.of(1), delete.of(0), put.of(8192)), (16, 64, 32, 128));
+        assert!(SpannedTokens::of(&self::volume(None)).is_none());
+    }
+
+    #[test]
+    fn hosts_share_by_the_weights_of_the_fair_queue() {
+        let mut config = SchedConfig::default();
+        config.tenants.insert("heavy".to_owned(), TenantQos { weight: 7, ..TenantQos::default() });
+        config.default_qos.weight = 2;
+        let weights = host_weights(&config);
+        assert_eq!((weights.of_hosts["heavy"], weights.default), (7, 2));
+    }
+}
