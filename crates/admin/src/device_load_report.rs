@@ -1,6 +1,7 @@
 //! The JSON document of one of several devices of a namespace: what it did, how long that took, and whether it has failed.
 
 use octokv_base::Nanos;
+use octokv_engine::QueueReport;
 use octokv_node::{DeviceStatus, NamespaceStatus, OperationLoad};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,30 @@ impl OperationLoadReport {
             mean_us: micros(load.latency_mean()),
             max_us: micros(load.latency_max),
         }
+    }
+}
+
+/// The tokens of a device, which bound the operations that are active there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceTokenReport {
+    /// The tokens that may be active, by the latency of the device.
+    pub capacity: u32,
+    /// Those of active operations.
+    pub active: u32,
+    /// Those of operations that wait.
+    pub waiting: u64,
+    /// The measured cost of a Get of up to 4 KiB.
+    pub get_cost: u32,
+    /// That of a Put of up to 4 KiB.
+    pub put_cost: u32,
+    /// That of a Delete.
+    pub delete_cost: u32,
+}
+
+impl DeviceTokenReport {
+    fn new(report: QueueReport) -> DeviceTokenReport {
+        let QueueReport { capacity, active, waiting, get_cost, put_cost, delete_cost } = report;
+        DeviceTokenReport { capacity, active, waiting, get_cost, put_cost, delete_cost }
     }
 }
 
@@ -64,6 +89,9 @@ pub struct DeviceLoadReport {
     /// Values that came back from there.
     #[serde(default)]
     pub merged_values: u64,
+    /// Tokens of the device and costs of operations; `None` if the device has none.
+    #[serde(default)]
+    pub tokens: Option<DeviceTokenReport>,
     /// Operations that failed since the namespace was opened, without those that hung.
     pub errors: u64,
     /// Operations that have not ended.
@@ -89,6 +117,7 @@ impl DeviceLoadReport {
             got_bytes: report.traffic.got_bytes,
             write_amplification: (report.traffic.put_bytes > 0)
                 .then(|| load.writes.bytes as f64 / report.traffic.put_bytes as f64),
+            tokens: report.tokens.map(DeviceTokenReport::new),
             errors: load.errors,
             in_flight: load.in_flight,
         })

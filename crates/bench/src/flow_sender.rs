@@ -44,8 +44,8 @@ impl FlowKind {
 pub(crate) struct FlowSender {
     log: Arc<DeviceLog>,
     flow: FlowControl<u32>,
-    /// The device of the command of each stream, in flight or waiting.
-    devices: Vec<Option<usize>>,
+    /// The device and the tokens of the command of each stream, in flight or waiting.
+    commands: Vec<Option<(usize, u32)>>,
     reports: Vec<TokenReport>,
 }
 
@@ -55,7 +55,7 @@ impl FlowSender {
         let log = info.device_log.clone()?;
         let tokens: Vec<u32> = log.devices.iter().map(|device| device.free).collect();
         let flow = FlowControl::new(1, &tokens);
-        Some(FlowSender { log, flow, devices: vec![None; streams], reports: Vec::new() })
+        Some(FlowSender { log, flow, commands: vec![None; streams], reports: Vec::new() })
     }
 
     /// Adds the command of a stream.
@@ -67,7 +67,7 @@ impl FlowSender {
             FlowKind::Put(bytes) => entry.put.of(bytes),
             FlowKind::Delete => entry.delete.of(0),
         };
-        self.devices[stream as usize] = Some(device);
+        self.commands[stream as usize] = Some((device, tokens));
         self.flow.enqueue(0, FlowRequest { device, tokens, request: stream });
     }
 
@@ -81,9 +81,9 @@ impl FlowSender {
     /// Takes the tokens of the commands that completed; `take` moves them.
     pub fn complete(&mut self, take: impl FnOnce(&mut Vec<TokenReport>)) {
         take(&mut self.reports);
-        for TokenReport { command, tokens } in self.reports.drain(..) {
-            if let Some(device) = self.devices[command as usize].take() {
-                self.flow.complete(device, Some(tokens));
+        for TokenReport { command, tokens: window } in self.reports.drain(..) {
+            if let Some((device, tokens)) = self.commands[command as usize].take() {
+                self.flow.complete(device, tokens, Some(window));
             }
         }
     }

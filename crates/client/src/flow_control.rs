@@ -3,11 +3,13 @@
 //! ```text
 //!   tenants in turn: first request of the queue, for the device of its key
 //!     its tokens ≤ those of the device     ─▶ sent, the tokens are taken            (lines 5 to 7)
-//!     none is outstanding at the device    ─▶ sent, the device has no tokens left   (lines 11 to 13)
+//!     none is outstanding at the device    ─▶ sent                                  (lines 11 to 13)
 //!     otherwise                            ─▶ behind the other requests of its tenant (line 9)
-//!   response ─▶ the tokens of the device are those that it has
+//!   response ─▶ the window of the device is that which it has
 //! ```
-//! In: requests with tenant, device and tokens; responses with the free tokens of a device. Out: the request to send. The rules for
+//! In: requests with tenant, device and tokens; responses with the window of a device: the tokens that may be outstanding there. Its tokens are those of the
+//! window which no outstanding request has. In the paper a response sets the tokens themselves: those of several responses that come at once, as of commands that an
+//! engine committed together, would each allow requests for the same free tokens. Out: the request to send. The rules for
 //! an empty device keep a request from waiting for a response that nothing would bring, as Nagle's algorithm does. A round
 //! ([`FlowControl::run`]) ends when no tenant has a request that may be sent, or at its time-out, so that responses are received in between.
 //!
@@ -32,10 +34,17 @@ pub struct FlowRequest<R> {
 /// What is known of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct DeviceFlow {
-    /// The tokens that a response had, without those of requests since.
-    tokens: u32,
-    /// Requests without a response.
+    /// The tokens that may be outstanding, as the last response had it.
+    window: u32,
+    /// Requests without a response, and their tokens.
     outstanding: u32,
+    outstanding_tokens: u64,
+}
+
+impl DeviceFlow {
+    fn tokens(&self) -> u32 {
+        u64::from(self.window).saturating_sub(self.outstanding_tokens) as u32
+    }
 }
 
 /// See the module header.
@@ -48,13 +57,14 @@ pub struct FlowControl<R> {
 }
 
 impl<R> FlowControl<R> {
-    /// A scheduler for so many tenants, and devices with these tokens.
+    /// A scheduler for so many tenants, and devices with these windows.
     ///
     /// # Panics
     /// Without a tenant or a device.
-    pub fn new(tenants: usize, device_tokens: &[u32]) -> FlowControl<R> {
-        assert!(tenants > 0 && !device_tokens.is_empty(), "at least one tenant and one device");
-        let devices = device_tokens.iter().map(|&tokens| DeviceFlow { tokens, outstanding: 0 }).collect();
+    pub fn new(tenants: usize, windows: &[u32]) -> FlowControl<R> {
+        assert!(tenants > 0 && !windows.is_empty(), "at least one tenant and one device");
+        let device = |&window: &u32| DeviceFlow { window, ..DeviceFlow::default() };
+        let devices = windows.iter().map(device).collect();
         FlowControl { devices, tenants: (0..tenants).map(|_| VecDeque::new()).collect(), turn: 0 }
     }
 
@@ -74,7 +84,7 @@ impl<R> FlowControl<R> {
 
     /// The tokens of a device.
     pub fn tokens(&self, device: usize) -> u32 {
-        self.devices[device].tokens
+        self.devices[device].tokens()
     }
 
     /// The requests of a device without a response.
@@ -89,15 +99,12 @@ impl<R> FlowControl<R> {
             self.turn = (self.turn + 1) % self.tenants.len();
             let Some(request) = self.tenants[tenant].pop_front() else { continue };
             let device = &mut self.devices[request.device];
-            if request.tokens <= device.tokens {
-                device.tokens -= request.tokens;
-            } else if device.outstanding >= 1 {
+            if request.tokens > device.tokens() && device.outstanding >= 1 {
                 self.tenants[tenant].push_back(request);
                 continue;
-            } else {
-                device.tokens = 0;
             }
             device.outstanding += 1;
+            device.outstanding_tokens += u64::from(request.tokens);
             return Some(request);
         }
         None
@@ -126,14 +133,16 @@ impl<R> FlowControl<R> {
         sent
     }
 
-    /// A request of a device ended: with its response, which has the free tokens of the device, or without one.
+    /// A request of a device ended, which had so many tokens: with its response, which has the window of the device, or without one.
     ///
     /// # Panics
-    /// If none of the device is outstanding.
-    pub fn complete(&mut self, device: usize, tokens: Option<u32>) {
+    /// If none of the device with as many tokens is outstanding.
+    pub fn complete(&mut self, device: usize, tokens: u32, window: Option<u32>) {
         let device = &mut self.devices[device];
         device.outstanding = device.outstanding.checked_sub(1).expect("a request ends once");
-        device.tokens = tokens.unwrap_or(device.tokens);
+        let left = device.outstanding_tokens.checked_sub(u64::from(tokens));
+        device.outstanding_tokens = left.expect("with the tokens that it had");
+        device.window = window.unwrap_or(device.window);
     }
 }
 
@@ -176,10 +185,25 @@ mod tests {
         let mut flow = flow(&[40], &[&[(0, 16, 1), (0, 16, 2), (0, 16, 3)]]);
         assert_eq!(sent(&mut flow), [1, 2], "8 tokens are left");
         assert_eq!((flow.tokens(0), flow.waiting()), (8, 1));
-        flow.complete(0, Some(15));
+        flow.complete(0, 16, Some(31));
         assert_eq!(sent(&mut flow), [0; 0]);
-        flow.complete(0, Some(16));
-        assert_eq!((sent(&mut flow), flow.tokens(0)), (vec![3], 0));
+        flow.enqueue(0, request(0, 16, 4));
+        flow.complete(0, 16, Some(32));
+        assert_eq!((sent(&mut flow), flow.tokens(0)), (vec![3, 4], 0));
+    }
+
+    #[test]
+    fn responses_that_come_at_once_allow_no_more_than_the_window() {
+        let mut flow =
+            flow(&[64], &[&[(0, 16, 1), (0, 16, 2), (0, 16, 3), (0, 16, 4), (0, 16, 5), (0, 16, 6)]]);
+        assert_eq!(sent(&mut flow), [1, 2, 3, 4]);
+        for number in [5, 6] {
+            flow.complete(0, 16, Some(64));
+            assert_eq!(sent(&mut flow), [number]);
+        }
+        flow.enqueue(0, request(0, 16, 7));
+        flow.complete(0, 16, Some(48));
+        assert_eq!(sent(&mut flow), [0; 0], "three are outstanding");
     }
 
     #[test]
@@ -187,7 +211,7 @@ mod tests {
         let mut flow = flow(&[10], &[&[(0, 64, 1), (0, 4, 2)]]);
         assert_eq!(sent(&mut flow), [1], "and takes the 10 tokens that there are");
         assert_eq!((flow.tokens(0), flow.outstanding(0)), (0, 1));
-        flow.complete(0, None);
+        flow.complete(0, 64, None);
         assert_eq!(sent(&mut flow), [2], "one that was lost holds up none");
     }
 
@@ -230,7 +254,7 @@ mod tests {
                 assert!(!in_flight.is_empty(), "one request at least is outstanding while others wait");
                 let ended = in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
                 done[ended.request as usize] += 1;
-                flow.complete(ended.device, random.one_in(3).then(|| random.below(64) as u32));
+                flow.complete(ended.device, ended.tokens, random.one_in(3).then(|| random.below(64) as u32));
             }
             assert!(done.iter().all(|&times| times == 1));
         }

@@ -140,6 +140,10 @@ pub enum InjectedBug {
     SwapLeaveRecord,
     /// Opening does not look for keys in swap regions.
     SwapForgetRegion,
+    /// An operation that the device did not serve, since it failed, was dropped or needed no device, keeps its tokens.
+    TokensKeepUnserved,
+    /// An operation that is granted its tokens is not woken.
+    TokensForgetWaker,
 }
 
 octokv_base::define_bug_injection!(InjectedBug);

@@ -73,7 +73,7 @@ pub use verify_report::{
 };
 pub use volume::{
     DeviceLayout, DeviceReport, FormatConfig, FormatVersions, HashKind, KeyTraffic, OpenConfig, PrefetchPlan,
-    SwapReport, TreeOptions, Volume, VolumeInfo, WallClock,
+    QueueReport, SwapReport, TreeOptions, Volume, VolumeInfo, WallClock,
 };
 
 use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};

@@ -312,6 +312,25 @@ pub struct DeviceReport {
     pub traffic: KeyTraffic,
     /// What swapping did with its keys.
     pub swaps: SwapReport,
+    /// Its tokens, if operations wait for some.
+    pub tokens: Option<QueueReport>,
+}
+
+/// The tokens of one device, and what operations cost there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueReport {
+    /// The tokens that may be active.
+    pub capacity: u32,
+    /// Those of the operations that are active; an operation on an idle device may exceed the capacity.
+    pub active: u32,
+    /// Those of the operations that wait.
+    pub waiting: u64,
+    /// The measured cost of a Get of up to 4 KiB.
+    pub get_cost: u32,
+    /// That of a Put of up to 4 KiB.
+    pub put_cost: u32,
+    /// That of a Delete.
+    pub delete_cost: u32,
 }
 
 /// What swapping did with the keys of a device.

@@ -6,7 +6,7 @@
 
 use octokv_base::RingPosition;
 use octokv_engine::{AnyVolume, DeviceQueue, SpannedVolume};
-use octokv_nvmf::{HostWeights, TokenSource};
+use octokv_nvmf::{HostWeights, TokenCommand, TokenShares, TokenSource};
 use octokv_sched::{CostKind, SchedConfig};
 use octokv_wire::device_log::{DeviceEntry, DeviceLog, LoggedCost};
 use std::fmt;
@@ -21,11 +21,11 @@ pub(crate) struct SpannedTokens {
 
 impl SpannedTokens {
     /// The tokens of a volume; `None` if it is on one device, or without queues.
-    pub fn of(volume: &AnyVolume) -> Option<Arc<dyn TokenSource>> {
+    pub fn of(volume: &AnyVolume) -> Option<Arc<TokenShares>> {
         let AnyVolume::Spanned(volume) = volume else { return None };
         let (map, hash_seed) = volume.placement();
         let tokens = || Arc::new(SpannedTokens { volume: volume.clone(), map, hash_seed });
-        (!volume.device_queues().is_empty()).then(|| tokens() as Arc<dyn TokenSource>)
+        (!volume.device_queues().is_empty()).then(|| TokenShares::new(tokens()))
     }
 }
 
@@ -37,13 +37,13 @@ impl fmt::Debug for SpannedTokens {
 
 fn entry_of(queue: &DeviceQueue) -> DeviceEntry {
     let cost = |kind| {
-        let tokens = queue.cost(kind, 0);
-        let tokens_per_4k = queue.cost(kind, 2 * 4096).saturating_sub(tokens);
+        let tokens = queue.host_cost(kind, 0);
+        let tokens_per_4k = queue.host_cost(kind, 2 * 4096).saturating_sub(tokens);
         LoggedCost { tokens: tokens as u16, tokens_per_4k: tokens_per_4k as u16 }
     };
     DeviceEntry {
-        capacity: queue.capacity(),
-        free: queue.free_tokens(),
+        capacity: queue.host_capacity(),
+        free: queue.host_free_tokens(),
         get: cost(CostKind::Get),
         put: cost(CostKind::Put),
         delete: cost(CostKind::Delete),
@@ -56,8 +56,25 @@ impl TokenSource for SpannedTokens {
         self.map[usize::from(partition)]
     }
 
+    fn devices(&self) -> usize {
+        self.volume.device_queues().len()
+    }
+
+    fn capacity(&self, device: u8) -> u32 {
+        self.volume.of_queue(device.into(), DeviceQueue::host_capacity)
+    }
+
     fn free_tokens(&self, device: u8) -> u32 {
-        self.volume.free_tokens(device.into())
+        self.volume.of_queue(device.into(), DeviceQueue::host_free_tokens)
+    }
+
+    fn cost(&self, device: u8, command: TokenCommand) -> u32 {
+        let (kind, bytes) = match command {
+            TokenCommand::Get => (CostKind::Get, 0),
+            TokenCommand::Put(bytes) => (CostKind::Put, bytes),
+            TokenCommand::Delete => (CostKind::Delete, 0),
+        };
+        self.volume.of_queue(device.into(), |queue| queue.host_cost(kind, bytes))
     }
 
     fn device_log(&self) -> DeviceLog {
@@ -108,7 +125,8 @@ mod tests {
     fn hosts_find_the_device_of_a_key_by_the_log() {
         let volume = volume(Some(StartingCosts::default()));
         let AnyVolume::Spanned(spanned) = &volume else { panic!("it spans devices") };
-        let source = SpannedTokens::of(&volume).expect("its devices have queues");
+        let (map, hash_seed) = spanned.placement();
+        let source = SpannedTokens { volume: spanned.clone(), map, hash_seed };
         let log = DeviceLog::check(&source.device_log().encode()).expect("is valid");
         assert_eq!(log.devices.len(), 3);
         for key in (0..200).map(key_of) {
@@ -120,8 +138,11 @@ mod tests {
         }
         let DeviceEntry { capacity, free, get, put, delete } = log.devices[2];
         assert_eq!((capacity, free, source.free_tokens(2), source.free_tokens(3)), (512, 512, 512, 0));
+        assert_eq!((source.devices(), source.capacity(2), source.capacity(3)), (3, 512, 0));
+        let commands = [TokenCommand::Get, TokenCommand::Put(8192), TokenCommand::Delete];
+        assert_eq!(commands.map(|command| source.cost(1, command)), [16, 128, 32]);
         assert_eq!((get.of(1), put.of(1), delete.of(0), put.of(8192)), (16, 64, 32, 128));
-        assert!(SpannedTokens::of(&self::volume(None)).is_none());
+        assert!(SpannedTokens::of(&volume).is_some() && SpannedTokens::of(&self::volume(None)).is_none());
     }
 
     #[test]

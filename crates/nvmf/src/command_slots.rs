@@ -15,6 +15,7 @@
 //! entries.
 
 use crate::command_plan::{InFlight, PayloadLayout, PendingCommand};
+use crate::token_share::TokenHold;
 use octokv_base::{Buffer, NamespaceId, Nanos};
 use std::collections::VecDeque;
 
@@ -86,8 +87,8 @@ struct CommandSlot {
     command_id: u16,
     /// The namespace of the request in flight.
     namespace: NamespaceId,
-    /// The device of its key, if its host gets the tokens of devices.
-    device: Option<u8>,
+    /// Its cost on the device of its key, if its host gets the tokens of devices.
+    hold: Option<TokenHold>,
     state: SlotState,
 }
 
@@ -191,7 +192,8 @@ impl CommandSlots {
         };
         let entry = &mut self.slots[usize::from(slot)];
         assert!(matches!(entry.state, SlotState::Free), "slot {slot} is free and in use");
-        (entry.command_id, entry.namespace, entry.device) = (command_id, namespace, None);
+        (entry.command_id, entry.namespace) = (command_id, namespace);
+        entry.hold = None;
         slot
     }
 
@@ -201,7 +203,7 @@ impl CommandSlots {
         self.slots.push(CommandSlot {
             command_id: 0,
             namespace: NO_NAMESPACE,
-            device: None,
+            hold: None,
             state: SlotState::Free,
         });
         (self.slots.len() - 1) as u16
@@ -225,16 +227,16 @@ impl CommandSlots {
         self.slots[usize::from(slot)].namespace = namespace;
     }
 
-    /// Sets the device of the key of a slot's request.
+    /// Sets the tokens of a slot's request.
     #[cold]
-    pub fn set_device(&mut self, slot: u16, device: u8) {
-        self.slots[usize::from(slot)].device = Some(device);
+    pub fn set_hold(&mut self, slot: u16, hold: Option<TokenHold>) {
+        self.slots[usize::from(slot)].hold = hold;
     }
 
-    /// The device of the key of a slot's request, if it was set.
+    /// Takes the tokens of a slot's request, if they were set.
     #[inline]
-    pub fn device(&self, slot: u16) -> Option<u8> {
-        self.slots[usize::from(slot)].device
+    pub fn take_hold(&mut self, slot: u16) -> Option<TokenHold> {
+        self.slots[usize::from(slot)].hold.take()
     }
 
     /// Finishes one request of a slot. After the last one, frees the slot and gives its command identifier, its namespace

@@ -152,7 +152,7 @@ impl Connection {
     /// # Panics
     /// If the slot has no request in flight, or the outcome is not one of the request's operation.
     pub fn complete(&mut self, slot: u16, outcome: RequestOutcome) {
-        let device = self.slots.device(slot);
+        let hold = self.slots.take_hold(slot);
         let Some((command_id, namespace, in_flight)) = self.slots.finish_one(slot) else {
             self.record_flush_result(&outcome);
             return;
@@ -162,7 +162,7 @@ impl Connection {
             self.end_shutdown(command_id, cc_before, cc_written);
             return;
         }
-        let token_dw1 = device.map_or(0, |device| self.token_dw1(namespace, device));
+        let token_dw1 = hold.map_or(0, |hold| self.token_dw1(hold));
         self.complete_command((command_id, token_dw1), namespace, in_flight, outcome);
         self.grant_waiting_transfers();
     }

@@ -25,7 +25,7 @@ use crate::counters::SharedCounters;
 use crate::feature_values::FeatureValues;
 use crate::io_request::IteratorHandle;
 use crate::namespace_info::{NamespaceInfo, NamespaceKind};
-use crate::token_share::TokenShare;
+use crate::token_share::{ShareOwner, TokenWeight};
 use octokv_base::{NamespaceId, Nanos};
 use octokv_wire::Status;
 use octokv_wire::fabrics::{ControllerConfiguration, ControllerStatus};
@@ -165,8 +165,8 @@ pub struct Controller {
     write_cache_enabled: AtomicBool,
     inner: Mutex<ControllerInner>,
     iterators: Mutex<ControllerIterators>,
-    /// Feature C0h: its part of the tokens of devices.
-    pub(crate) token_share: TokenShare,
+    /// Feature C0h: its weight in the tokens of devices.
+    pub(crate) token_weight: TokenWeight,
 }
 
 impl Controller {
@@ -175,7 +175,7 @@ impl Controller {
         id: u16,
         controller_type: ControllerType,
         host: HostIdentity,
-        (now, token_share): (Nanos, TokenShare),
+        now: Nanos,
     ) -> Controller {
         Controller {
             id,
@@ -195,7 +195,7 @@ impl Controller {
                 queue_bitmap: Vec::new(),
             }),
             iterators: Mutex::default(),
-            token_share,
+            token_weight: TokenWeight::default(),
         }
     }
 
@@ -305,8 +305,15 @@ impl Controller {
         inner.delete_missing_error_namespaces.clear();
         self.any_delete_missing_is_error.store(false, Ordering::Relaxed);
         self.set_write_cache_enabled(true);
-        self.token_share.set_weight(0);
+        self.token_weight.set(0);
         self.end_iterators();
+    }
+
+    /// Its part in the tokens of devices, if it asked for them (feature C0h).
+    #[inline]
+    pub(crate) fn share_owner(&self) -> Option<ShareOwner> {
+        let weight = self.token_weight.get();
+        (weight > 0).then_some(ShareOwner { controller: self.id, weight })
     }
 
     /// CSTS now. Takes the lock.
@@ -325,7 +332,7 @@ impl Controller {
         let is_possible = self.epoch().state.can_transition_to(how);
         if is_possible {
             self.set_state(inner, how);
-            self.token_share.set_weight(0);
+            self.token_weight.set(0);
             self.end_iterators();
         }
         is_possible
@@ -460,14 +467,13 @@ pub(crate) fn is_namespace_visible(cc: ControllerConfiguration, namespace: &Name
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     const ENABLE: u32 = 0x0046_0061; // IOCQES 4, IOSQES 6, all command sets, EN.
     const SHUT_DOWN: u32 = 1 << 14;
 
     fn controller() -> Controller {
         let host = HostIdentity { nqn: "nqn.2014-08.org.nvmexpress:uuid:1".to_owned(), id: [1; 16] };
-        Controller::new(5, ControllerType::Io, host, (Nanos::ZERO, TokenShare::none(Arc::default())))
+        Controller::new(5, ControllerType::Io, host, Nanos::ZERO)
     }
 
     fn after(writes: &[u32]) -> (ControllerState, u32) {

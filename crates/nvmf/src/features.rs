@@ -104,7 +104,7 @@ pub(crate) fn get_feature(
         feature::ARBITRATION if current => inner.features.arbitration,
         feature::ERROR_RECOVERY if current => inner.features.error_recovery,
         feature::WRITE_ATOMICITY if current => inner.features.write_atomicity,
-        feature::DEVICE_TOKENS if current => u32::from(context.controller.token_share.exists()),
+        feature::DEVICE_TOKENS if current => u32::from(context.controller.token_weight.get() > 0),
         feature::TEMPERATURE if current => inner.features.temperature,
         feature::KV_CONFIGURATION if current => {
             drop(inner);

@@ -16,7 +16,7 @@
 //! - `admin_commands`, `admin_context`, `identify`, `log_pages`, `features`, `feature_values`,
 //!   `async_events`, `error_log`: admin commands.
 //! - [`DirectBackend`] (`direct`): executes commands at once.
-//! - `token_share`: tokens of devices for hosts ([`TokenSource`]).
+//! - `token_share`: tokens of devices for hosts ([`TokenSource`], [`TokenShares`]).
 //! - [`IoRequest`] (`io_request`), [`SubsystemConfig`] (`config`), [`CounterSet`] (`counters`): the
 //!   interface to the caller.
 //!
@@ -73,4 +73,4 @@ pub use namespace_info::{ANA_GROUPS_MAX, KvLimits, NamespaceInfo, NamespaceKind}
 pub use octokv_wire::SendBuffer;
 pub use octokv_wire::log_page::AnaState;
 pub use subsystem::{ControllerReport, HostWeights, Target};
-pub use token_share::TokenSource;
+pub use token_share::{ShareOwner, TokenCommand, TokenHold, TokenShares, TokenSource};

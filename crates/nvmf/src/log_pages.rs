@@ -124,10 +124,8 @@ fn devices_page(context: &AdminContext<'_>, request: &LogPageRequest) -> Result<
     let namespaces = context.target.namespaces();
     let info = namespaces.get(request.namespace).filter(|info| is_namespace_visible(cc, info));
     let info = info.ok_or(Status::INVALID_NAMESPACE.do_not_retry())?;
-    let source = info.tokens.as_ref().ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
-    let mut log = source.device_log();
-    log.devices.iter_mut().for_each(|device| device.free = context.controller.token_share.of(device.free));
-    Ok(log.encode())
+    let shares = info.tokens.as_ref().ok_or(Status::INVALID_LOG_PAGE.do_not_retry())?;
+    Ok(shares.device_log(context.controller.share_owner()).encode())
 }
 
 fn health_page(context: &AdminContext<'_>) -> HealthLog {

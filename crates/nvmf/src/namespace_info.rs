@@ -1,7 +1,7 @@
 //! One namespace as hosts see it: identifiers, command set, limits and size.
 
 use crate::config::SubsystemConfig;
-use crate::token_share::TokenSource;
+use crate::token_share::TokenShares;
 use octokv_base::{NamespaceId, RecordLayout, SharedSum};
 use octokv_wire::queue_entry::csi;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub struct NamespaceInfo {
     /// ANA group identifier (ANAGRPID): 1 to [`ANA_GROUPS_MAX`].
     pub ana_group: u32,
     /// The tokens of its devices, if their load is bounded by tokens.
-    pub tokens: Option<Arc<dyn TokenSource>>,
+    pub tokens: Option<Arc<TokenShares>>,
 }
 
 impl NamespaceInfo {

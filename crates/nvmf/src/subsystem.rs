@@ -15,7 +15,6 @@ use crate::health::HealthStatus;
 use crate::host_acl::HostAcl;
 use crate::namespace_directory::NamespaceDirectory;
 use crate::namespace_info::NamespaceInfo;
-use crate::token_share::TokenShare;
 use octokv_base::Nanos;
 use octokv_base::map::FxHashMap;
 use octokv_wire::fabrics::{self, Connect, ConnectData, InvalidConnectNqn, NEW_CONTROLLER};
@@ -24,7 +23,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Entries that every admin queue may have, even if I/O queues have fewer.
 const ADMIN_QUEUE_ENTRIES: u32 = 128;
@@ -67,8 +66,7 @@ pub struct Target {
     pub(crate) registry: Mutex<ControllerRegistry>,
     pub(crate) discovery_addresses: Mutex<DiscoveryAddresses>,
     pub(crate) health: Mutex<HealthStatus>,
-    /// The sum of the weights of all token shares, and the weights of hosts.
-    token_weights: Arc<AtomicU32>,
+    /// The weights of hosts in the tokens of devices.
     host_weights: Mutex<HostWeights>,
 }
 
@@ -196,7 +194,6 @@ impl Target {
             registry: Mutex::new(registry),
             discovery_addresses: Mutex::new(DiscoveryAddresses::default()),
             health: Mutex::new(HealthStatus::default()),
-            token_weights: Arc::default(),
             host_weights: Mutex::default(),
         })
     }
@@ -318,8 +315,7 @@ impl Target {
         let id =
             registry.allocate_id(self.config.first_controller_id).ok_or(ConnectError::controller_busy())?;
         let host = HostIdentity { nqn: data.host.to_owned(), id: data.host_id };
-        let token_share = TokenShare::none(Arc::clone(&self.token_weights));
-        let controller = Arc::new(Controller::new(id, controller_type, host, (now, token_share)));
+        let controller = Arc::new(Controller::new(id, controller_type, host, now));
         controller.set_keep_alive(connect.keep_alive_ms, now);
         registry.controllers.insert(id, Arc::clone(&controller));
         self.controllers_created.fetch_add(1, Ordering::Relaxed);
@@ -351,15 +347,15 @@ impl Target {
     /// Sets the weights by which hosts share the tokens of devices, also of those that have shares.
     pub fn set_host_weights(&self, weights: HostWeights) {
         let registry = self.registry.lock();
-        let shares = registry.controllers.values().filter(|controller| controller.token_share.exists());
-        shares.for_each(|controller| controller.token_share.set_weight(weights.of(&controller.host.nqn)));
+        let asked = registry.controllers.values().filter(|controller| controller.token_weight.get() > 0);
+        asked.for_each(|controller| controller.token_weight.set(weights.of(&controller.host.nqn)));
         *self.host_weights.lock() = weights;
     }
 
     /// Gives a controller a share of the tokens of devices, or takes it (feature C0h).
     pub(crate) fn set_token_share(&self, controller: &Controller, is_asked: bool) {
         let weight = if is_asked { self.host_weights.lock().of(&controller.host.nqn) } else { 0 };
-        controller.token_share.set_weight(weight);
+        controller.token_weight.set(weight);
     }
 
     /// Whether the keep-alive timeout is within `keep_alive_max`; 0 turns keep alive off.

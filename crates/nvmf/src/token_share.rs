@@ -1,74 +1,221 @@
 //! Tokens of the devices of a namespace for hosts: where they come from, and the part of each controller.
 //!
 //! ```text
-//!   Set Features C0h ─▶ the controller has a share: its host's weight
-//!   command on a key ─▶ device, kept in its slot ─▶ completion: DW1 31:16 = free tokens × weight ÷ weights of all that have shares
+//!   Set Features C0h ─▶ the controller has the weight of its host
+//!   command on a key ─▶ hold: its cost on the device of the key, kept in its slot
+//!   its end          ─▶ completion: DW1 31:16 = window of the controller, the greater of
+//!                         its part of the capacity: × weight ÷ weights of the active controllers
+//!                         what its other commands have, and the free tokens × weight ÷ weights of those that use up their parts
 //! ```
-//! In: the weights of hosts. Out: tokens for a completion. The shares say how much of what is free a host may send; which of the
-//! requests of hosts is next on a core is decided by the node's fair queue alone, by the same weights, and the queue of the device keeps
-//! its order. Each controller that asked for tokens has its host's weight, whether it sends commands or not: as long as others send none,
-//! each completion gives a host its part of what is left, so that it takes nearly all in a few round trips.
+//! In: the weights of hosts, commands that begin and end. Out: tokens for a completion. A window is what the controller may
+//! have outstanding on the device. A controller is active there while it has commands. Those that always send share the *capacity* by weight: parts of what is free
+//! alone would be below the cost of one command when many hosts compete, so that each would have one in flight and engines could not commit in groups. What some
+//! leave of their windows is divided, by weight, among those that use up their parts (max-min fairness). A window in place of tokens to send: responses of a group come at once, and each would allow anew what
+//! those before it did. The shares say how much a host may send; which request is next on a core is decided by the node's fair queue alone, by the same weights, and the
+//! queue of the device bounds what is active, and keeps its order.
 //!
-//! Invariant: `total` is the sum of the weights of all shares; a share that is dropped has none. Tested below.
+//! Invariants: the windows of the active controllers together are the capacity, but for rounding up; a controller without commands has no part; a hold
+//! that is dropped, with its connection or otherwise, has no cost. Passive, without a clock. Tested below, and with hosts that compete in `crates/node`.
 
 use octokv_wire::device_log::DeviceLog;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The most tokens that a completion has.
-const TOKENS_MAX: u32 = u16::MAX as u32;
+const TOKENS_MAX: u64 = u16::MAX as u64;
+
+/// The commands for which a controller counts as one that uses up its part, after one with which the next would have exceeded it: commands of a group
+/// end together, so that it has few in flight then.
+const HUNGRY_COMMANDS: u16 = 1024;
+
+/// A command on a key, by which its cost is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenCommand {
+    /// Retrieve or Exist.
+    Get,
+    /// Store of so many bytes.
+    Put(usize),
+    /// Delete.
+    Delete,
+}
 
 /// The devices of a namespace that have tokens. Shared by all cores.
 pub trait TokenSource: fmt::Debug + Send + Sync {
+    /// The number of devices.
+    fn devices(&self) -> usize;
     /// The index of the device of a key.
     fn device_of(&self, key: &[u8]) -> u8;
+    /// The tokens that may be active on a device; 0 if there is none of this index.
+    fn capacity(&self, device: u8) -> u32;
     /// The free tokens of a device; 0 if there is none of this index.
     fn free_tokens(&self, device: u8) -> u32;
+    /// The tokens of a command on a device, which are constant; 0 if there is none of this index.
+    fn cost(&self, device: u8, command: TokenCommand) -> u32;
     /// The log page of all devices.
     fn device_log(&self) -> DeviceLog;
 }
 
-/// The share of one controller in the tokens of all devices.
+/// A controller that asked for tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareOwner {
+    /// The identifier of the controller.
+    pub controller: u16,
+    /// The weight of its host, at least 1.
+    pub weight: u32,
+}
+
+/// The tokens of a namespace, with what controllers have in flight on each device.
 #[derive(Debug)]
-pub(crate) struct TokenShare {
-    /// 0 if the controller has not asked for tokens.
-    weight: AtomicU32,
-    /// The weights of all controllers of the target.
-    total: Arc<AtomicU32>,
+pub struct TokenShares {
+    source: Arc<dyn TokenSource>,
+    devices: Box<[Mutex<DeviceShares>]>,
 }
 
-impl TokenShare {
-    /// No share.
-    pub fn none(total: Arc<AtomicU32>) -> TokenShare {
-        TokenShare { weight: AtomicU32::new(0), total }
-    }
+/// The controllers that are active on a device.
+#[derive(Debug, Default)]
+struct DeviceShares {
+    /// The sum of their weights.
+    weight: u64,
+    /// The sum of the weights of those that use up their parts.
+    hungry_weight: u64,
+    active: BTreeMap<u16, ActiveController>,
+}
 
-    /// Sets the weight; 0 gives up the share.
-    pub fn set_weight(&self, weight: u32) {
-        let before = self.weight.swap(weight, Ordering::Relaxed);
-        // Modulo 2^32: the sum of all is right whatever the order.
-        self.total.fetch_add(weight.wrapping_sub(before), Ordering::Relaxed);
-    }
+#[derive(Clone, Copy, Debug, Default)]
+struct ActiveController {
+    weight: u32,
+    commands: u32,
+    tokens: u64,
+    /// The commands to begin until it is no more one that uses up its part.
+    hungry_for: u16,
+}
 
-    /// Whether the controller has asked for tokens.
-    #[inline]
-    pub fn exists(&self) -> bool {
-        self.weight.load(Ordering::Relaxed) > 0
-    }
-
-    /// The part of free tokens, at most 65535; 0 without a share.
-    pub fn of(&self, free: u32) -> u32 {
-        let weight = self.weight.load(Ordering::Relaxed);
-        let total = self.total.load(Ordering::Relaxed).max(weight).max(1);
-        let part = u64::from(free) * u64::from(weight) / u64::from(total);
-        part.min(TOKENS_MAX.into()) as u32
+impl ActiveController {
+    fn hungry_weight(&self) -> u64 {
+        if self.hungry_for > 0 { self.weight.into() } else { 0 }
     }
 }
 
-impl Drop for TokenShare {
+impl DeviceShares {
+    /// Changes a controller, which is removed without commands.
+    fn update(&mut self, controller: u16, change: impl FnOnce(&mut ActiveController, u64)) {
+        let own = self.active.entry(controller).or_default();
+        self.weight -= u64::from(own.weight);
+        self.hungry_weight -= own.hungry_weight();
+        change(own, self.weight);
+        self.weight += u64::from(own.weight);
+        self.hungry_weight += own.hungry_weight();
+        if own.commands == 0 {
+            self.weight -= u64::from(own.weight);
+            self.hungry_weight -= own.hungry_weight();
+            self.active.remove(&controller);
+        }
+    }
+}
+
+/// The part of tokens that a weight has among others, rounded up.
+fn part_of(tokens: u32, weight: u32, others: u64) -> u64 {
+    let weight = u64::from(weight);
+    (u64::from(tokens) * weight).div_ceil((others + weight).max(1))
+}
+
+/// A command of a controller on a device, until it ends or is dropped.
+#[derive(Debug)]
+pub struct TokenHold {
+    shares: Arc<TokenShares>,
+    controller: u16,
+    device: u8,
+    tokens: u32,
+}
+
+impl TokenShares {
+    /// The shares of devices without commands.
+    pub fn new(source: Arc<dyn TokenSource>) -> Arc<TokenShares> {
+        let devices = (0..source.devices()).map(|_| Mutex::default()).collect();
+        Arc::new(TokenShares { source, devices })
+    }
+
+    /// A command of a controller arrived. `None` if its key has no device with tokens.
+    pub fn begin(
+        self: &Arc<TokenShares>,
+        owner: ShareOwner,
+        key: &[u8],
+        command: TokenCommand,
+    ) -> Option<TokenHold> {
+        let device = self.source.device_of(key);
+        let tokens = self.source.cost(device, command);
+        let shares = self.devices.get(usize::from(device))?;
+        let capacity = self.source.capacity(device);
+        shares.lock().update(owner.controller, |own, others| {
+            own.weight = owner.weight;
+            own.commands += 1;
+            own.tokens += u64::from(tokens);
+            let uses_up = own.tokens + u64::from(tokens) > part_of(capacity, owner.weight, others);
+            own.hungry_for = if uses_up { HUNGRY_COMMANDS } else { own.hungry_for.saturating_sub(1) };
+        });
+        Some(TokenHold { shares: Arc::clone(self), controller: owner.controller, device, tokens })
+    }
+
+    /// The tokens that a controller may have outstanding on a device, at most 65535.
+    pub fn window_of(&self, owner: ShareOwner, device: u8) -> u32 {
+        let Some(shares) = self.devices.get(usize::from(device)) else { return 0 };
+        let shares = shares.lock();
+        let own = shares.active.get(&owner.controller).copied().unwrap_or_default();
+        let others = shares.weight - u64::from(own.weight);
+        let hungry_others = shares.hungry_weight - own.hungry_weight();
+        drop(shares);
+        let part = part_of(self.source.capacity(device), owner.weight, others);
+        let of_free = part_of(self.source.free_tokens(device), owner.weight, hungry_others);
+        part.max(own.tokens + of_free).min(TOKENS_MAX) as u32
+    }
+
+    /// The log page of all devices, for a host; with its windows in place of free tokens, and none if it has not asked.
+    pub(crate) fn device_log(&self, owner: Option<ShareOwner>) -> DeviceLog {
+        let mut log = self.source.device_log();
+        for (entry, device) in log.devices.iter_mut().zip(0..) {
+            entry.free = owner.map_or(0, |owner| self.window_of(owner, device));
+        }
+        log
+    }
+}
+
+impl TokenHold {
+    /// The command ended: the window of its controller on the device.
+    pub fn end(self, weight: u32) -> u32 {
+        let (shares, device) = (Arc::clone(&self.shares), self.device);
+        let owner = ShareOwner { controller: self.controller, weight };
+        drop(self);
+        shares.window_of(owner, device)
+    }
+}
+
+impl Drop for TokenHold {
     fn drop(&mut self) {
-        self.set_weight(0);
+        let shares = &self.shares.devices[usize::from(self.device)];
+        shares.lock().update(self.controller, |own, _| {
+            own.commands -= 1;
+            own.tokens -= u64::from(self.tokens);
+        });
+    }
+}
+
+/// The weight of a controller in the tokens of all devices.
+#[derive(Debug, Default)]
+pub(crate) struct TokenWeight(AtomicU32);
+
+impl TokenWeight {
+    /// Sets the weight; 0 if the controller does not ask for tokens.
+    pub fn set(&self, weight: u32) {
+        self.0.store(weight, Ordering::Relaxed);
+    }
+
+    /// The weight; 0 if the controller does not ask for tokens.
+    #[inline]
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -76,20 +223,101 @@ impl Drop for TokenShare {
 mod tests {
     use super::*;
 
+    /// One device with a capacity and free tokens; a Get costs 16 and a Put 64.
+    #[derive(Debug)]
+    struct TestSource {
+        capacity: u32,
+        free: AtomicU32,
+    }
+
+    impl TokenSource for TestSource {
+        fn devices(&self) -> usize {
+            1
+        }
+        fn device_of(&self, key: &[u8]) -> u8 {
+            key[0]
+        }
+        fn capacity(&self, _device: u8) -> u32 {
+            self.capacity
+        }
+        fn free_tokens(&self, _device: u8) -> u32 {
+            self.free.load(Ordering::Relaxed)
+        }
+        fn cost(&self, _device: u8, command: TokenCommand) -> u32 {
+            if command == TokenCommand::Get { 16 } else { 64 }
+        }
+        fn device_log(&self) -> DeviceLog {
+            unreachable!("not read")
+        }
+    }
+
+    fn shares(capacity: u32, free: u32) -> (Arc<TokenShares>, Arc<TestSource>) {
+        let source = Arc::new(TestSource { capacity, free: AtomicU32::new(free) });
+        (TokenShares::new(Arc::clone(&source) as Arc<dyn TokenSource>), source)
+    }
+
+    fn owner(controller: u16, weight: u32) -> ShareOwner {
+        ShareOwner { controller, weight }
+    }
+
     #[test]
-    fn free_tokens_are_divided_by_weight_among_those_that_asked() {
-        let total = Arc::new(AtomicU32::new(0));
-        let [a, b, c] = [(); 3].map(|()| TokenShare::none(Arc::clone(&total)));
-        assert_eq!((a.of(512), a.exists()), (0, false));
-        a.set_weight(3);
-        assert_eq!((a.of(512), a.exists()), (512, true));
-        b.set_weight(1);
-        assert_eq!((a.of(512), b.of(512), c.of(512)), (384, 128, 0));
-        a.set_weight(1);
-        assert_eq!((a.of(512), b.of(512)), (256, 256));
-        drop(a);
-        assert_eq!((b.of(3), b.of(u32::MAX)), (3, 65535));
-        b.set_weight(0);
-        assert_eq!(total.load(Ordering::Relaxed), 0);
+    fn active_controllers_have_windows_of_the_capacity_by_weight() {
+        let (shares, _) = shares(512, 0);
+        let [a, b] = [owner(1, 3), owner(2, 1)];
+        assert_eq!((shares.window_of(a, 0), shares.window_of(b, 0)), (512, 512), "each is alone");
+        let begin = |owner| shares.begin(owner, &[0], TokenCommand::Put(1)).expect("has tokens");
+        let (one, other) = (begin(a), begin(b));
+        assert_eq!((shares.window_of(a, 0), shares.window_of(b, 0)), (384, 128));
+        let more: Vec<_> = (0..5).map(|_| begin(a)).collect();
+        assert_eq!((shares.window_of(a, 0), shares.window_of(b, 0)), (384, 128));
+        let above = begin(a);
+        assert_eq!(one.end(3), 384, "whatever it has in flight");
+        assert_eq!(other.end(1), 128);
+        assert_eq!(shares.window_of(a, 0), 512, "the other is not active");
+        drop((more, above));
+        assert_eq!((shares.window_of(a, 0), shares.window_of(b, 0)), (512, 512));
+    }
+
+    #[test]
+    fn a_window_is_at_least_one_token_and_all_windows_are_the_capacity() {
+        let (shares, _) = shares(512, 0);
+        let begin = |controller| shares.begin(owner(controller, 1), &[0], TokenCommand::Get);
+        let holds: Vec<_> = (0..600).map(begin).collect();
+        assert_eq!(holds.iter().flatten().count(), 600);
+        assert_eq!(shares.window_of(owner(700, 1), 0), 1);
+        assert_eq!(shares.window_of(owner(700, 600), 0), 256);
+    }
+
+    #[test]
+    fn what_light_controllers_leave_is_divided_among_those_that_use_up_their_parts() {
+        let (shares, source) = shares(512, 300);
+        let [a, b, light] = [owner(1, 3), owner(2, 1), owner(3, 1)];
+        let begin = |owner| shares.begin(owner, &[0], TokenCommand::Get);
+        let _light = begin(light);
+        let gets: Vec<_> = (0..20).map(|_| begin(a)).collect();
+        assert_eq!((gets.len(), shares.window_of(a, 0)), (20, 320 + 300), "the other is light");
+        let _more: Vec<_> = (0..7).map(|_| begin(b)).collect();
+        let _again = begin(a);
+        assert_eq!(shares.window_of(a, 0), 336 + 225, "the other uses up its part of 103, too");
+        assert_eq!((shares.window_of(b, 0), shares.window_of(light, 0)), (112 + 75, 103));
+        source.free.store(0, Ordering::Relaxed);
+        assert_eq!([a, b, light].map(|one| shares.window_of(one, 0)), [336, 112, 103]);
+        source.free.store(u32::MAX, Ordering::Relaxed);
+        assert_eq!(shares.window_of(a, 0), 65535);
+    }
+
+    #[test]
+    fn a_weight_that_changes_counts_from_the_next_command_on() {
+        let (shares, _) = shares(512, 0);
+        let first = shares.begin(owner(1, 1), &[0], TokenCommand::Delete);
+        let other = shares.begin(owner(2, 1), &[0], TokenCommand::Delete);
+        let second = shares.begin(owner(1, 3), &[0], TokenCommand::Delete);
+        assert_eq!(shares.window_of(owner(2, 1), 0), 128);
+        drop((first, second));
+        assert_eq!(shares.window_of(owner(2, 1), 0), 512);
+        drop(other);
+        assert_eq!(shares.devices[0].lock().weight, 0);
+        assert!(shares.begin(owner(1, 1), &[9], TokenCommand::Get).is_none(), "there is no such device");
+        assert_eq!(shares.window_of(owner(1, 1), 9), 0);
     }
 }

@@ -1,16 +1,17 @@
 //! Tokens of devices: feature C0h, log C1h and DW1 of completions.
 
 use crate::common::*;
+use octokv_base::ShortKey;
 use octokv_nvmf::SubsystemConfig;
-use octokv_nvmf::{HostWeights, NamespaceInfo, Target, TokenSource};
+use octokv_nvmf::{HostWeights, NamespaceInfo, Target, TokenCommand, TokenShares, TokenSource};
 use octokv_wire::device_log::{DeviceEntry, DeviceLog, LoggedCost};
-use octokv_wire::kv::opcode;
-use octokv_wire::queue_entry::{admin, feature};
+use octokv_wire::kv::{self, opcode};
+use octokv_wire::queue_entry::{Sqe, admin, feature};
 use octokv_wire::{Status, log_page};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The device of a key is its first byte; device n has 100 × n free tokens.
+/// The device of a key is its first byte; device n has 100 × n tokens, none of which is free, and a command costs 10.
 #[derive(Debug)]
 struct TestTokens;
 
@@ -18,8 +19,17 @@ impl TokenSource for TestTokens {
     fn device_of(&self, key: &[u8]) -> u8 {
         key[0]
     }
-    fn free_tokens(&self, device: u8) -> u32 {
+    fn devices(&self) -> usize {
+        10
+    }
+    fn capacity(&self, device: u8) -> u32 {
         u32::from(device) * 100
+    }
+    fn free_tokens(&self, _device: u8) -> u32 {
+        0
+    }
+    fn cost(&self, _device: u8, _command: TokenCommand) -> u32 {
+        10
     }
     fn device_log(&self) -> DeviceLog {
         let cost = LoggedCost { tokens: 16, tokens_per_4k: 16 };
@@ -30,7 +40,7 @@ impl TokenSource for TestTokens {
 
 /// A target whose namespace 1 has tokens and namespace 2 none.
 fn target_with_tokens() -> Arc<Target> {
-    let with_tokens = NamespaceInfo { tokens: Some(Arc::new(TestTokens)), ..namespace(1) };
+    let with_tokens = NamespaceInfo { tokens: Some(TokenShares::new(Arc::new(TestTokens))), ..namespace(1) };
     Target::new(SubsystemConfig::new(NQN), vec![with_tokens, namespace(2)])
 }
 
@@ -63,19 +73,27 @@ fn completions_have_the_tokens_of_their_device_once_the_host_asked() {
 }
 
 #[test]
-fn hosts_share_tokens_by_their_weights() {
+fn hosts_whose_commands_are_on_a_device_share_it_by_their_weights() {
     let target = target_with_tokens();
     let admin = &mut TestHost::admin(&target);
     let mut io = TestHost::io(admin, 1);
     let other = &mut TestHost::admin(&target);
+    let mut other_io = TestHost::io(other, 1);
     for host in [&mut *admin, &mut *other] {
         assert!(host.set_feature(feature::DEVICE_TOKENS, 0, 1).status().is_success());
     }
+    assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 400, "the other has no command there");
+    let mut exist = Sqe::new(opcode::EXIST, other_io.id());
+    exist.nsid = NSID.0.into();
+    kv::set_key(&mut exist, &ShortKey::new(&[4]).unwrap(), 0);
+    other_io.send_command(&exist, &[]);
     assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 200);
+    assert_eq!(tokens_of(&io.store(&[5], b"value", 0)), 500, "nor on another device");
     target.set_host_weights(HostWeights { of_hosts: BTreeMap::from([(HOST_NQN.to_owned(), 5)]), default: 2 });
-    assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 200, "both are controllers of the host");
-    assert!(other.set_feature(feature::DEVICE_TOKENS, 0, 0).status().is_success());
-    assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 400);
+    // What the other has in flight has the weight with which it began.
+    assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 334);
+    drop(other_io);
+    assert_eq!(tokens_of(&io.store(&[4], b"value", 0)), 400, "its connection is gone");
 }
 
 #[test]

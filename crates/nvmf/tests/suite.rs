@@ -14,3 +14,4 @@ mod iterators;
 mod nvm_commands;
 mod pdu_errors;
 mod reconfigure;
+mod token_competition;

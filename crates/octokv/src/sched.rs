@@ -5,7 +5,7 @@ use crate::arg_parsers::{parse_finite, parse_host_nqn};
 use crate::exit_status::{CliError, CliResult};
 use crate::size::Size;
 use clap::{Args, Subcommand};
-use octokv_admin::device_load_report::{DeviceLoadReport, OperationLoadReport};
+use octokv_admin::device_load_report::{DeviceLoadReport, DeviceTokenReport, OperationLoadReport};
 use octokv_admin::http_client::{self, AdminClientError};
 use octokv_admin::log_report::LogReport;
 use octokv_admin::scheduling_api::{
@@ -335,6 +335,11 @@ fn print_device(out: &mut impl Write, device: &DeviceLoadReport) -> CliResult {
             out,
             "  {swapped_keys} keys on other devices: {swapped_puts} puts swapped, {merged_values} values merged back"
         )?;
+    }
+    if let Some(tokens) = device.tokens {
+        let DeviceTokenReport { capacity, active, waiting, get_cost, put_cost, delete_cost } = tokens;
+        write!(out, "  {active} of {capacity} tokens active, {waiting} wait; ")?;
+        writeln!(out, "a get costs {get_cost}, a put {put_cost}, a delete {delete_cost}")?;
     }
     Ok(())
 }

@@ -49,6 +49,7 @@ const NODE: NodePlan = NodePlan {
     replaces_disks: false,
     swap_bytes: 0,
     swap_gap: 0,
+    put_tokens: 0,
     cache_bytes: 0,
     prepare_bytes: 0,
     compact_bytes_per_second: 0,

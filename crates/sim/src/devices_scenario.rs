@@ -68,5 +68,9 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
             phase.faults.insert(0, ScheduledFault { after_commands: 0, duration, kind });
         }
     }
+    if random.one_in(2) {
+        // Of a capacity of 512 at first: from eight Puts at a time to one, so that commands wait.
+        plan.nodes[0].put_tokens = pick(random, &[64, 200, 512]);
+    }
     plan
 }

@@ -28,6 +28,8 @@ use octokv_node::{CoreNamespace, NamespaceVolume, OpenDevice, namespace_info};
 use octokv_nvmf::{NamespaceInfo, Target};
 use octokv_runtime::simulated::{HostFailure, SimDiskId, SimEnv, SimHostId};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle};
+use octokv_sched::StartingCosts;
+use octokv_sched::command_costs::KindCost;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -113,6 +115,12 @@ impl ReconfigurableNode for Vec<KvNodeUnderTest> {
     }
 }
 
+/// Those of a device that writes slowly.
+fn starting_costs(put_tokens: u32) -> StartingCosts {
+    let write = KindCost { tokens: put_tokens, tokens_per_4k: 64 };
+    StartingCosts { put: write, delete: write, ..StartingCosts::default() }
+}
+
 impl KvNodeUnderTest {
     /// A stopped node with empty disks.
     pub fn new(sim: &SimEnv, plan: NodePlan, faults: DiskFaults) -> KvNodeUnderTest {
@@ -153,7 +161,7 @@ impl KvNodeUnderTest {
             tree: OpenConfig::TREE,
             swap_gap: plan.swap_gap,
             clock: WallClock::default(),
-            tokens: None,
+            tokens: (plan.put_tokens > 0).then(|| starting_costs(plan.put_tokens)),
         }
     }
 

@@ -190,6 +190,8 @@ pub struct NodePlan {
     pub swap_bytes: u64,
     /// The commands in flight by which a disk has to exceed another before its puts are swapped.
     pub swap_gap: u32,
+    /// The tokens of a Put and of a Delete on each of several disks, which bound what is in flight there; 0 for no bound.
+    pub put_tokens: u32,
     /// Scheduling configuration and simulated request costs.
     pub scheduling: SchedulingPlan,
 }

@@ -119,6 +119,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         replaces_disks: false,
         swap_bytes: 0,
         swap_gap: 0,
+        put_tokens: 0,
         // A clone of the generator: the scheduling plan does not change the draws that follow.
         scheduling: SchedulingPlan::draw(&mut random.clone()),
     }

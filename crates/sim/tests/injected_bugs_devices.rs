@@ -55,6 +55,16 @@ fn a_merged_key_that_stays_in_its_region_is_found() {
 }
 
 #[test]
+fn tokens_of_operations_that_the_device_did_not_serve_are_given_back() {
+    assert_found(InjectedBug::TokensKeepUnserved, Scenario::Devices, 60);
+}
+
+#[test]
+fn an_operation_that_has_its_tokens_and_is_not_woken_is_found() {
+    assert_found(InjectedBug::TokensForgetWaker, Scenario::Devices, 60);
+}
+
+#[test]
 fn an_opening_that_forgets_swapped_keys_is_found() {
     assert_found(InjectedBug::SwapForgetRegion, Scenario::Devices, 60);
 }

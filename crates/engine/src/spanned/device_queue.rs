@@ -13,7 +13,8 @@
 //! passes on what it was granted; no command is admitted once the queue is closed. The active queue is bounded by the tokens. The waiting
 //! one holds at most the commands that hosts have in flight, which their queues bound. Tested below and in `tests/spanned_queue.rs`.
 
-use crate::WallClock;
+use crate::bug_injection::{self, InjectedBug};
+use crate::{QueueReport, WallClock};
 use octokv_base::Nanos;
 use octokv_device::Device;
 use octokv_runtime::{WaiterQueue, WaiterTicket};
@@ -32,17 +33,33 @@ type GrantedWakers = SmallVec<[Waker; 4]>;
 pub struct DeviceQueue {
     state: Mutex<QueueState>,
     clock: WallClock,
-    /// Copies of the state, written under its lock: tokens that are free, and the bits of the occupancy.
+    costs: StartingCosts,
+    /// Copies of the state, written under its lock.
     free: AtomicU32,
+    /// The bits of the quotient.
     occupancy: AtomicU32,
     capacity: AtomicU32,
+    host_capacity: AtomicU32,
+    host_free: AtomicU32,
+}
+
+/// The cost of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct QueuedCost {
+    /// As measured, when it arrived.
+    tokens: u32,
+    /// Before measurement, by which hosts count.
+    starting: u32,
 }
 
 struct QueueState {
     tokens: DeviceTokens,
     /// With their costs.
-    waiting: WaiterQueue<u32>,
+    waiting: WaiterQueue<QueuedCost>,
     waiting_cost: u64,
+    /// Starting cost of the active commands, and the starting tokens of a measured one when there last were some.
+    active_starting: u64,
+    starting_ratio: f64,
     is_closed: bool,
 }
 
@@ -53,14 +70,14 @@ pub struct QueueClosed;
 /// A command that is active until this is dropped.
 pub struct QueueAdmission<'a> {
     queue: &'a DeviceQueue,
-    cost: u32,
+    cost: QueuedCost,
     ended: Option<EndedCommand>,
 }
 
 /// A command that waits for tokens. Dropping it leaves the queue.
 struct QueueWaiter<'a> {
     queue: &'a DeviceQueue,
-    cost: u32,
+    cost: QueuedCost,
     /// `None` once it has become an admission, or failed.
     ticket: Option<WaiterTicket>,
 }
@@ -72,10 +89,13 @@ impl DeviceQueue {
             tokens: DeviceTokens::new(costs),
             waiting: WaiterQueue::default(),
             waiting_cost: 0,
+            active_starting: 0,
+            starting_ratio: 1.0,
             is_closed: false,
         };
-        let [free, occupancy, capacity] = [0; 3].map(AtomicU32::new);
-        let queue = DeviceQueue { state: Mutex::new(state), clock, free, occupancy, capacity };
+        let [free, occupancy, capacity, host_capacity, host_free] = [0; 5].map(AtomicU32::new);
+        let state = Mutex::new(state);
+        let queue = DeviceQueue { state, clock, costs, free, occupancy, capacity, host_capacity, host_free };
         queue.publish(&queue.state.lock());
         queue
     }
@@ -100,9 +120,35 @@ impl DeviceQueue {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// The present cost of a command.
-    pub fn cost(&self, kind: CostKind, bytes: usize) -> u32 {
-        self.state.lock().tokens.costs().of(kind, bytes)
+    /// The capacity in starting tokens, by the commands that are active or were last. Hosts count in these: measured costs change, and
+    /// a host that has those of another moment would take a window for more or less commands than it is.
+    pub fn host_capacity(&self) -> u32 {
+        self.host_capacity.load(Ordering::Relaxed)
+    }
+
+    /// The free tokens in starting tokens, as [`DeviceQueue::host_capacity`].
+    pub fn host_free_tokens(&self) -> u32 {
+        self.host_free.load(Ordering::Relaxed)
+    }
+
+    /// The cost of a command in starting tokens, which is constant.
+    pub fn host_cost(&self, kind: CostKind, bytes: usize) -> u32 {
+        self.costs.of(kind, bytes)
+    }
+
+    /// The state of the queue.
+    pub fn report(&self) -> QueueReport {
+        let state = self.state.lock();
+        let costs = state.tokens.costs();
+        let cost = |kind| costs.of(kind, 0);
+        QueueReport {
+            capacity: state.tokens.capacity(),
+            active: state.tokens.active(),
+            waiting: state.waiting_cost,
+            get_cost: cost(CostKind::Get),
+            put_cost: cost(CostKind::Put),
+            delete_cost: cost(CostKind::Delete),
+        }
     }
 
     /// Waits until the device has tokens for a command with a value of `bytes`, after all earlier callers. A Get does not know its bytes:
@@ -116,10 +162,11 @@ impl DeviceQueue {
             if state.is_closed {
                 return Err(QueueClosed);
             }
-            let cost = state.tokens.costs().of(kind, bytes);
-            let begins = state.waiting.is_empty() && state.tokens.try_begin(cost);
+            let tokens = state.tokens.costs().of(kind, bytes);
+            let cost = QueuedCost { tokens, starting: self.costs.of(kind, bytes) };
+            let begins = state.waiting.is_empty() && state.try_begin(cost);
             let ticket = (!begins).then(|| {
-                state.waiting_cost += u64::from(cost);
+                state.waiting_cost += u64::from(tokens);
                 state.waiting.push(cost)
             });
             self.publish(&state);
@@ -144,32 +191,47 @@ impl DeviceQueue {
     }
 
     /// Ends a command and grants those for which there are tokens then.
-    fn end(&self, cost: u32, ended: Option<EndedCommand>) {
+    fn end(&self, cost: QueuedCost, ended: Option<EndedCommand>) {
         let mut state = self.state.lock();
-        state.tokens.end(cost, ended);
+        state.tokens.end(cost.tokens, ended);
+        state.active_starting -= u64::from(cost.starting);
         let wakers = state.grant();
         self.publish(&state);
         drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+        if !bug_injection::is_injected(InjectedBug::TokensForgetWaker) {
+            wakers.into_iter().for_each(Waker::wake);
+        }
     }
 
     fn publish(&self, state: &QueueState) {
+        let ratio = state.starting_ratio;
         let (active, capacity) = (u64::from(state.tokens.active()), state.tokens.capacity());
         let taken = active + state.waiting_cost;
         let free = if state.is_closed { 0 } else { u64::from(capacity).saturating_sub(taken) as u32 };
         self.free.store(free, Ordering::Relaxed);
         self.occupancy.store((taken as f32 / capacity as f32).to_bits(), Ordering::Relaxed);
         self.capacity.store(capacity, Ordering::Relaxed);
+        self.host_capacity.store((f64::from(capacity) * ratio) as u32, Ordering::Relaxed);
+        self.host_free.store((f64::from(free) * ratio) as u32, Ordering::Relaxed);
     }
 }
 
 impl QueueState {
+    fn try_begin(&mut self, cost: QueuedCost) -> bool {
+        let begins = self.tokens.try_begin(cost.tokens);
+        if begins {
+            self.active_starting += u64::from(cost.starting);
+            self.starting_ratio = self.active_starting as f64 / f64::from(self.tokens.active());
+        }
+        begins
+    }
+
     fn grant(&mut self) -> GrantedWakers {
         let mut wakers = GrantedWakers::new();
         while let Some(&cost) = self.waiting.first()
-            && self.tokens.try_begin(cost)
+            && self.try_begin(cost)
         {
-            self.waiting_cost -= u64::from(cost);
+            self.waiting_cost -= u64::from(cost.tokens);
             wakers.extend(self.waiting.pop_front().and_then(|(_, waker)| waker));
         }
         wakers
@@ -185,7 +247,9 @@ impl QueueAdmission<'_> {
 
 impl Drop for QueueAdmission<'_> {
     fn drop(&mut self) {
-        self.queue.end(self.cost, self.ended);
+        if self.ended.is_some() || !bug_injection::is_injected(InjectedBug::TokensKeepUnserved) {
+            self.queue.end(self.cost, self.ended);
+        }
     }
 }
 
@@ -220,7 +284,7 @@ impl Drop for QueueWaiter<'_> {
             drop(state);
             return self.queue.end(self.cost, None);
         }
-        state.waiting_cost -= u64::from(self.cost);
+        state.waiting_cost -= u64::from(self.cost.tokens);
         // It may have been the first, and the next one may fit.
         let wakers = state.grant();
         self.queue.publish(&state);

@@ -204,11 +204,11 @@ impl<V: Volume> SpannedVolume<V> {
         (*self.0.superblock.map.as_bytes(), self.0.superblock.hash_seed)
     }
 
-    /// The free tokens of a device; 0 if there is none of this index, or it has no queue.
-    pub fn free_tokens(&self, index: usize) -> u32 {
+    /// A figure of the queue of a device; 0 if there is no device of this index, or it has no queue.
+    pub fn of_queue(&self, index: usize, figure: impl FnOnce(&DeviceQueue) -> u32) -> u32 {
         let members = self.0.members.lock();
         let queue = members.get(index).and_then(|member| member.queue.as_ref());
-        queue.map_or(0, |queue| queue.free_tokens())
+        queue.map_or(0, |queue| figure(queue))
     }
 
     /// The queues of the devices, by their indices; none if they are not bounded.
@@ -481,6 +481,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             statistics: member.volume.as_ref().map(V::statistics).unwrap_or_default(),
             traffic: member.traffic.get(),
             swaps: self.0.shared.swaps.as_ref().map(|swaps| swaps.report(index)).unwrap_or_default(),
+            tokens: member.queue.as_ref().map(|queue| queue.report()),
         };
         let members = self.all_members();
         let mut reports: Vec<_> = members.iter().enumerate().map(report).collect();

@@ -11,6 +11,7 @@ use crate::iterator_turns::IteratorTurn;
 use crate::namespace_directory::NamespaceSnapshot;
 use crate::pdu_send::PduWriter;
 use crate::subsystem::Target;
+use crate::token_share::{ShareOwner, TokenCommand, TokenHold};
 use octokv_base::{BufferPool, Crc32c, Lba, NamespaceId, Nanos};
 use octokv_wire::pdu::{Role, TermReq};
 use octokv_wire::{PduError, Sqe, Status};
@@ -260,28 +261,40 @@ impl Connection {
     ) {
         self.counters.count_operation((&operation).into());
         if let ConnectionState::Io(queue) = &self.state
-            && queue.controller.token_share.exists()
+            && let Some(owner) = queue.controller.share_owner()
         {
-            self.note_device(slot, namespace, &operation);
+            self.hold_tokens(slot, owner, (namespace, &operation));
         }
         requests.push(IoRequest { slot, namespace, operation });
     }
 
-    /// Keeps the device of a command's key for its completion.
+    /// Keeps the cost of a command on the device of its key until its completion.
     #[cold]
-    fn note_device(&mut self, slot: u16, namespace: NamespaceId, operation: &RequestOperation) {
-        let source = self.namespaces.get(namespace).and_then(|info| info.tokens.as_ref());
-        if let Some((source, key)) = source.zip(operation.key()) {
-            self.slots.set_device(slot, source.device_of(key.as_bytes()));
+    fn hold_tokens(
+        &mut self,
+        slot: u16,
+        owner: ShareOwner,
+        (namespace, operation): (NamespaceId, &RequestOperation),
+    ) {
+        let shares = self.namespaces.get(namespace).and_then(|info| info.tokens.as_ref());
+        if let Some((shares, key)) = shares.zip(operation.key()) {
+            let command = match operation {
+                RequestOperation::Store { value_bytes, .. } => TokenCommand::Put(*value_bytes as usize),
+                RequestOperation::Delete { .. } => TokenCommand::Delete,
+                _ => TokenCommand::Get,
+            };
+            self.slots.set_hold(slot, shares.begin(owner, key.as_bytes(), command));
         }
     }
 
-    /// The tokens of a device for the host, in the bits of DW1.
+    /// Ends what a command holds: the tokens of its device for the host, in the bits of DW1.
     #[cold]
-    pub(super) fn token_dw1(&self, namespace: NamespaceId, device: u8) -> u32 {
+    pub(super) fn token_dw1(&self, hold: TokenHold) -> u32 {
         let ConnectionState::Io(queue) = &self.state else { return 0 };
-        let source = self.namespaces.get(namespace).and_then(|info| info.tokens.as_ref());
-        source.map_or(0, |source| queue.controller.token_share.of(source.free_tokens(device)) << 16)
+        match queue.controller.share_owner() {
+            Some(owner) => hold.end(owner.weight) << 16,
+            None => 0,
+        }
     }
 
     /// Completes a command with an error and records it in the error log.
