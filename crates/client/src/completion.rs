@@ -24,12 +24,12 @@ pub struct CommandCompletion {
     pub host_buffer: Option<Buffer>,
 }
 
-/// The free tokens that a completion has.
+/// The window that a completion has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenReport {
     /// The caller's token of the command.
     pub command: u64,
-    /// The free tokens of the device of its key; 0 if the command has none.
+    /// The tokens that may be outstanding on the device of its key; 0 if the command has none.
     pub tokens: u32,
 }
 

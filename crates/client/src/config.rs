@@ -39,7 +39,7 @@ pub struct ClientConfig {
     pub receive_buffer_bytes: usize,
     /// Maximum size of the session's buffer pool, in bytes.
     pub pool_bytes: usize,
-    /// Whether to ask for the free tokens of devices, for a scheduler as [`crate::FlowControl`]. No effect on namespaces without tokens.
+    /// Whether to ask for windows of tokens of devices, for a scheduler as [`crate::FlowControl`]. No effect on namespaces without tokens.
     pub flow_control: bool,
     /// Time that the I/O thread of a [`crate::Client`] spins after the last work before it sleeps.
     pub spin_time: Nanos,

@@ -96,7 +96,7 @@ mod tests {
     use octokv_device::Device;
     use octokv_device::memory::{MemoryDevice, RamDisk};
     use octokv_engine::conformance::key_of;
-    use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, Volume, WallClock};
+    use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, QueueReport, Volume, WallClock};
     use octokv_runtime::block_on;
     use octokv_sched::{StartingCosts, TenantQos};
     use std::rc::Rc;
@@ -139,6 +139,14 @@ mod tests {
         let DeviceEntry { capacity, free, get, put, delete } = log.devices[2];
         assert_eq!((capacity, free, source.free_tokens(2), source.free_tokens(3)), (512, 512, 512, 0));
         assert_eq!((source.devices(), source.capacity(2), source.capacity(3)), (3, 512, 0));
+        let idle = QueueReport {
+            capacity: 512,
+            get_cost: 16,
+            put_cost: 64,
+            delete_cost: 32,
+            ..QueueReport::default()
+        };
+        assert!(volume.device_reports().iter().all(|report| report.tokens == Some(idle)));
         let commands = [TokenCommand::Get, TokenCommand::Put(8192), TokenCommand::Delete];
         assert_eq!(commands.map(|command| source.cost(1, command)), [16, 128, 32]);
         assert_eq!((get.of(1), put.of(1), delete.of(0), put.of(8192)), (16, 64, 32, 128));

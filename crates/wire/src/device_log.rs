@@ -3,7 +3,7 @@
 //! ```text
 //!   0 "OKVD"  4 version u16 = 1  6 bytes of an entry u16 = 32  8 hash seed u64  16 devices u16  18 partitions u16 = 256  20 zeros
 //!  32 device of each partition [u8; 256]
-//! 288 + 32 n:  0 capacity u32   4 free tokens u32   tokens of up to 4 KiB and of each further 4 KiB, u16 each:
+//! 288 + 32 n:  0 capacity u32   4 window of the host u32   tokens of up to 4 KiB and of each further 4 KiB, u16 each:
 //!              8 Get   12 Put   16 Delete   20 zeros
 //! ```
 //! A key's partition is the last byte of its XXH3-128 with the seed. A reader takes the entries' size from the page, so that
