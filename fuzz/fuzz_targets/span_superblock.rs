@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use octokv_base::crc32c;
 use octokv_engine::EngineKind;
 use octokv_engine::common::superblock::{DeviceOfVolume, SUPERBLOCK_BYTES, Superblock, UncheckedSuperblock};
-use octokv_engine::spanned::{PartitionMap, SpanSuperblock, SwapNotes};
+use octokv_engine::spanned::{PartitionMap, PartitionSet, SpanSuperblock, SwapNotes};
 
 fuzz_target!(|input: &[u8]| {
     let mut bytes = [0; SUPERBLOCK_BYTES];
@@ -38,5 +38,7 @@ fn example() -> SpanSuperblock {
         replacements: std::array::from_fn(|index| u8::from(index == 3)),
         swap_bytes: 20 << 20,
         swaps: SwapNotes { partitions: [0x5a; 32], guests: 0b11010 },
+        map_number: 3,
+        left_over: PartitionSet::from_bytes([0xa5; 32]),
     }
 }

@@ -72,6 +72,30 @@ impl AnyVolume {
         }
     }
 
+    /// Adds a device to a volume on several: [`SpannedVolume::add`].
+    ///
+    /// # Errors
+    /// As there; [`OpenError::NotSpanned`].
+    pub async fn add(
+        &self,
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        config: (&OpenConfig, &FormatConfig),
+        prepare: impl FnOnce(&AnyVolume),
+    ) -> Result<(), OpenError> {
+        match self {
+            AnyVolume::Spanned(volume) => boxed(volume.add(devices, pool, config, prepare)).await,
+            _ => Err(OpenError::NotSpanned),
+        }
+    }
+
+    /// Gives a core's handle of this volume the device that was added last: [`SpannedVolume::extend_engine`].
+    pub fn extend_engine(&self, engine: &AnyEngine, of_core: (usize, &Rc<dyn Device>, &BufferPool)) {
+        if let (AnyVolume::Spanned(volume), AnyEngine::Spanned(engine)) = (self, engine) {
+            volume.extend_engine(engine, of_core);
+        }
+    }
+
     /// Whether a device has the newest volume of its place: [`SpannedVolume::is_replaced_by`].
     pub async fn is_replaced_by(&self, devices: &[Rc<dyn Device>], given: usize) -> bool {
         match self {

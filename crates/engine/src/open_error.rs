@@ -65,6 +65,9 @@ pub enum OpenError {
     /// The volume is on one device, which takes down all of its keys.
     #[error("it is on one device, and nothing of it would be left")]
     NotSpanned,
+    /// A device is to be added to a volume with swap regions, whose keys do not move yet.
+    #[error("a volume with swap regions cannot get another device")]
+    SpanSwaps,
     /// A device was replaced as often as can be counted.
     #[error("device {index} of the volume was replaced 255 times: format a new volume")]
     ReplacementsMax {

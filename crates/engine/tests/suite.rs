@@ -58,6 +58,7 @@ mod memory_contract;
 mod spanned_abandoned;
 mod spanned_conformance;
 mod spanned_devices;
+mod spanned_growth;
 mod spanned_iterators;
 mod spanned_power_loss;
 mod spanned_queue;

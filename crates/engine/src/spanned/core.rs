@@ -6,14 +6,15 @@
 
 use super::device_queue::QueueAdmission;
 use super::iterator::{PageBudget, SpannedIterator};
-use super::partition_map::PartitionMap;
 use super::places::{PlacedMember, SpannedMember};
 use super::ring_merge::ListOrder;
+use super::shared_map::{MapState, SharedMap};
 use super::snapshot_gate::SnapshotGate;
 use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
+use crate::common::shared_lock::SharedLock;
 use crate::{Engine, EngineError, VolumePlace};
 use futures_util::future::{LocalBoxFuture, join_all};
 use octokv_base::{Key, Nanos, RingPosition, RingRange};
@@ -21,6 +22,7 @@ use octokv_device::DeviceError;
 use octokv_sched::{CostKind, EndedCommand};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,14 +31,47 @@ use std::task::{Context, Poll, Waker};
 /// See the module header.
 pub(super) struct SpannedCore<E> {
     /// By the indices of the devices. Operations in progress keep the handle of a device that is replaced.
-    members: Vec<RefCell<Rc<SpannedMember<E>>>>,
-    /// Woken when a device is replaced.
+    members: RefCell<Vec<Rc<SpannedMember<E>>>>,
+    /// Woken when a device is replaced or added.
     background: RefCell<Vec<Waker>>,
-    map: PartitionMap,
+    map: RefCell<Rc<CoreMap>>,
     hash_seed: u64,
     pub(super) order: ListOrder,
-    core: usize,
+    pub(super) core: usize,
     pub(super) shared: SpanShared,
+}
+
+/// One core's reference of a map, which its operations share.
+pub(super) struct CoreMap {
+    state: Arc<MapState>,
+    change: u64,
+}
+
+impl CoreMap {
+    fn current(shared: &SharedMap) -> Rc<CoreMap> {
+        let (state, change) = shared.get();
+        Rc::new(CoreMap { state, change })
+    }
+
+    /// The number of the change with which it was current.
+    pub fn change(&self) -> u64 {
+        self.change
+    }
+}
+
+impl Deref for CoreMap {
+    type Target = MapState;
+
+    fn deref(&self) -> &MapState {
+        &self.state
+    }
+}
+
+/// The device of a key, by the map of one operation.
+pub(super) struct KeyPlace {
+    pub map: Rc<CoreMap>,
+    pub position: RingPosition,
+    pub device: usize,
 }
 
 /// What the handles of all cores share.
@@ -44,6 +79,11 @@ pub(super) struct SpannedCore<E> {
 pub(super) struct SpanShared {
     /// The cores that have handles.
     pub cores: usize,
+    pub map: Arc<SharedMap>,
+    /// Of those that write superblocks to change the volume.
+    pub structure: Arc<SharedLock>,
+    /// What moves of partitions may copy, in bytes a second; 0 for no moves.
+    pub move_bytes_per_second: u64,
     pub gate: Arc<SnapshotGate>,
     pub page_budget: Arc<PageBudget>,
     /// `None` without swap regions.
@@ -66,16 +106,26 @@ impl<E: Engine> SpannedCore<E> {
     /// A handle on members, at least one of which serves.
     pub(super) fn new(
         members: Vec<SpannedMember<E>>,
-        (map, hash_seed, order): (PartitionMap, u64, ListOrder),
+        (hash_seed, order): (u64, ListOrder),
         (core, shared): (usize, SpanShared),
     ) -> SpannedCore<E> {
-        let members = members.into_iter().map(|member| RefCell::new(Rc::new(member))).collect();
+        let map = RefCell::new(CoreMap::current(&shared.map));
+        shared.map.set_core_devices(core, members.len());
+        let members = RefCell::new(members.into_iter().map(Rc::new).collect());
         SpannedCore { members, background: RefCell::default(), map, hash_seed, order, core, shared }
     }
 
-    /// Sets the handle on the device of an index, which was replaced.
+    /// Sets the handle on the device of an index, which was replaced, or was added behind the others.
     pub(super) fn set_member(&self, index: usize, member: SpannedMember<E>) {
-        self.members[index].replace(Rc::new(member));
+        let devices = {
+            let mut members = self.members.borrow_mut();
+            match members.get_mut(index) {
+                Some(replaced) => *replaced = Rc::new(member),
+                None => members.push(Rc::new(member)),
+            }
+            members.len()
+        };
+        self.shared.map.set_core_devices(self.core, devices);
         self.background.take().iter().for_each(Waker::wake_by_ref);
     }
 
@@ -84,8 +134,30 @@ impl<E: Engine> SpannedCore<E> {
         self.shared.swaps.as_deref()
     }
 
-    pub(super) fn map(&self) -> &PartitionMap {
-        &self.map
+    /// The map for an operation that begins now, which has it until its end.
+    #[inline]
+    pub(super) fn map(&self) -> Rc<CoreMap> {
+        let mut map = self.map.borrow_mut();
+        if map.change != self.shared.map.changes() {
+            *map = CoreMap::current(&self.shared.map);
+        }
+        Rc::clone(&map)
+    }
+
+    /// The place of a key for an operation that begins now.
+    #[inline]
+    pub(super) fn place_of(&self, key: &Key) -> KeyPlace {
+        let (map, position) = (self.map(), RingPosition::of_bytes(key.as_bytes(), self.hash_seed));
+        let device = map.map.device_of(position);
+        KeyPlace { map, position, device }
+    }
+
+    /// Takes each new map, so that none before it is kept by a core without operations; until it is dropped.
+    pub(super) async fn follow_maps(&self) {
+        loop {
+            let change = self.map().change();
+            self.shared.map.changed(change).await;
+        }
     }
 
     pub(super) fn hash_seed(&self) -> u64 {
@@ -94,12 +166,7 @@ impl<E: Engine> SpannedCore<E> {
 
     /// The number of devices.
     pub(super) fn devices(&self) -> usize {
-        self.members.len()
-    }
-
-    /// Whether the core of the handle works on a position in the background.
-    pub(super) fn is_own(&self, position: RingPosition) -> bool {
-        self.owner_of(position) == self.core
+        self.members.borrow().len()
     }
 
     /// The core whose part of the ring has a position.
@@ -108,11 +175,11 @@ impl<E: Engine> SpannedCore<E> {
     }
 
     pub(super) fn device_of(&self, key: &[u8]) -> usize {
-        self.map.device_of(RingPosition::of_bytes(key, self.hash_seed))
+        self.map().map.device_of(RingPosition::of_bytes(key, self.hash_seed))
     }
 
     pub(super) fn any_member(&self, device: usize) -> Rc<SpannedMember<E>> {
-        Rc::clone(&self.members[device].borrow())
+        Rc::clone(&self.members.borrow()[device])
     }
 
     /// The handle on a device that serves.
@@ -122,7 +189,7 @@ impl<E: Engine> SpannedCore<E> {
 
     /// The handles that were opened, whether their devices have failed meanwhile or not.
     pub(super) fn opened_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
-        (0..self.members.len()).filter_map(|device| PlacedMember::new(self.any_member(device)))
+        (0..self.devices()).filter_map(|device| PlacedMember::new(self.any_member(device)))
     }
 
     /// The handles that serve.
@@ -144,12 +211,16 @@ impl<E: Engine> SpannedCore<E> {
     ///
     /// # Errors
     /// That of the first which is absent.
-    pub(super) fn members_of(&self, range: RingRange) -> Result<Vec<PlacedMember<E>>, EngineError> {
-        let devices = (0..self.members.len()).filter(|&device| self.map.has_keys_of(device, range));
+    pub(super) fn members_of(
+        &self,
+        map: &MapState,
+        range: RingRange,
+    ) -> Result<Vec<PlacedMember<E>>, EngineError> {
+        let devices = (0..self.devices()).filter(|&device| map.map.has_keys_of(device, range));
         devices.map(|device| self.member(device)).collect()
     }
 
-    /// The handles of the devices of an iterator, which are all.
+    /// The handles of the devices of an iterator.
     ///
     /// # Errors
     /// That of the first which is absent, or was replaced since the iterator was created: its snapshot is lost.
@@ -157,32 +228,31 @@ impl<E: Engine> SpannedCore<E> {
         &self,
         iterator: &SpannedIterator<E::Iterator>,
     ) -> Result<Vec<PlacedMember<E>>, EngineError> {
-        let members = self.members_of(RingRange::FULL)?;
-        let mut replaced = members.iter().zip(iterator.replacements());
-        match replaced.position(|(member, then)| member.replacements() != then) {
-            Some(device) => Err(absent(device)),
-            None => Ok(members),
-        }
+        let of_device = |(device, replacements)| {
+            let member = self.member(device)?;
+            if member.replacements() == replacements { Ok(member) } else { Err(absent(device)) }
+        };
+        iterator.devices().map(of_device).collect()
     }
 
     /// Runs an operation on a key's device, and waits with its outcome while a snapshot is taken.
     pub(super) async fn on_key<T>(
         &self,
-        (key, kind): (&Key, CostKind),
+        (place, kind): (KeyPlace, CostKind),
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
     ) -> Result<T, EngineError> {
-        self.on_key_counted((key, kind, 0), operation, |_, _| 0).await
+        self.on_key_counted((place, kind, 0), operation, |_, _| 0).await
     }
 
     /// [`SpannedCore::on_key`], whose outcome `count` counts as traffic of the device; it returns the bytes of the value. `bytes` are those
     /// that are known before. Runs once the queue of the device admits it, if it has one.
     pub(super) async fn on_key_counted<T>(
         &self,
-        (key, kind, bytes): (&Key, CostKind, usize),
+        (place, kind, bytes): (KeyPlace, CostKind, usize),
         operation: impl AsyncFnOnce(&E) -> Result<T, EngineError>,
         count: impl FnOnce(&TrafficCounters, &T) -> usize,
     ) -> Result<T, EngineError> {
-        let device = self.device_of(key.as_bytes());
+        let device = place.device;
         let placed = self.member(device)?;
         let running = operation(placed.engine());
         let count = |done: &T| count(placed.traffic(), done);
@@ -209,16 +279,16 @@ impl<E: Engine> SpannedCore<E> {
             let placed = self.member(device)?;
             operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error))
         };
-        join_all((0..self.members.len()).map(of_device)).await.into_iter().collect()
+        join_all((0..self.devices()).map(of_device)).await.into_iter().collect()
     }
 
-    /// Runs a task on each volume, and on those that take the place of others, until it is dropped. The task of one that is replaced is dropped.
+    /// Runs a task on each volume, and on those that take the place of others or are added, until it is dropped. The task of one that is replaced is dropped.
     pub(super) async fn on_each(&self, task: impl AsyncFn(PlacedMember<E>)) {
         let task = &task;
         let begin = |member: Rc<SpannedMember<E>>| -> Option<LocalBoxFuture<'_, ()>> {
             Some(Box::pin(task(PlacedMember::new(member)?)))
         };
-        let members = (0..self.members.len()).map(|device| self.any_member(device));
+        let members = (0..self.devices()).map(|device| self.any_member(device));
         let mut tasks: Vec<_> = members.map(|member| (Rc::clone(&member), begin(member))).collect();
         let poll = |context: &mut Context<'_>| {
             let mut wakers = self.background.borrow_mut();
@@ -226,6 +296,10 @@ impl<E: Engine> SpannedCore<E> {
                 wakers.push(context.waker().clone());
             }
             drop(wakers);
+            while tasks.len() < self.devices() {
+                let member = self.any_member(tasks.len());
+                tasks.push((Rc::clone(&member), begin(member)));
+            }
             for (device, (of_member, running)) in tasks.iter_mut().enumerate() {
                 let member = self.any_member(device);
                 if !Rc::ptr_eq(of_member, &member) {

@@ -1,14 +1,15 @@
 //! The devices of a volume by their superblocks: which belong together, and the place of each.
 //!
 //! In: devices in any order. Out: for each index of the volume its device. Invariants: devices of other volumes, or not all of a volume, are refused; one that was replaced is absent:
-//! others have counted more replacements of its index than it has.
+//! others have counted more replacements of its index than it has; of several maps the latest counts, and the highest number of devices.
 //! Tested in `tests/spanned_devices.rs` and `tests/spanned_replacement.rs`.
 
 use super::partition_map::SPAN_DEVICES_MAX;
+use super::partition_set::PartitionSet;
 use super::superblock::SpanSuperblock;
 use crate::OpenError;
 use crate::bug_injection::{self, InjectedBug};
-use crate::common::superblock::SuperblockError;
+use crate::common::superblock::{DeviceOfVolume, SuperblockError};
 use crate::common::superblock_io::{read_superblock, write_superblock};
 use octokv_device::Device;
 use std::rc::Rc;
@@ -43,14 +44,14 @@ pub(super) async fn read_superblocks(
     let Some((first, _)) = intact.next() else {
         return Err(read[0].expect_err("none is intact"));
     };
-    let mut places = vec![false; first.device.count.into()];
+    // A device may have missed that others were added.
+    let count = read.iter().flatten().map(|superblock| superblock.device.count).max().expect("one is intact");
+    let mut places = vec![false; count.into()];
     if places.len() != devices.len() {
-        return Err(OpenError::DevicesMissing { have: devices.len(), count: first.device.count });
+        return Err(OpenError::DevicesMissing { have: devices.len(), count });
     }
     for (superblock, at) in read.iter().zip(0..).filter_map(|(read, at)| Some((read.as_ref().ok()?, at))) {
-        let is_same =
-            superblock.volume_id == first.volume_id && superblock.device.count == first.device.count;
-        if !is_same {
+        if superblock.volume_id != first.volume_id {
             return Err(OpenError::OtherVolume { at });
         }
         if std::mem::replace(&mut places[usize::from(superblock.device.index)], true) {
@@ -71,21 +72,47 @@ pub(super) async fn read_superblocks(
     Ok(read)
 }
 
-/// Tells the devices that missed replacements of all that any other knows of: one that is lost may be the only one that knew.
-pub(super) async fn tell_replacements(
+/// What the devices of a volume say together: the superblock with the latest map, with all devices and all replacements.
+///
+/// # Panics
+/// Without an intact superblock.
+pub(super) fn newest_of(read: &[Result<SpanSuperblock, OpenError>]) -> SpanSuperblock {
+    let by_map = |superblock: &&SpanSuperblock| superblock.map_number;
+    let latest = *read.iter().flatten().max_by_key(by_map).expect("one is intact");
+    let count = read.iter().flatten().map(|superblock| superblock.device.count).max().expect("one is intact");
+    let device = DeviceOfVolume { count, ..latest.device };
+    SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), ..latest }
+}
+
+/// Tells the devices that missed something of all that any other knows: one that is lost may be the only one that knew. Returns for each index of the volume
+/// the partitions of other devices of which the device may have keys.
+pub(super) async fn tell_all(
     devices: &[Rc<dyn Device>],
     read: &[Result<SpanSuperblock, OpenError>],
-) {
-    let replacements = replacements_of(read.iter().flatten());
+) -> Vec<PartitionSet> {
+    let newest = newest_of(read);
+    let mut left_over = vec![PartitionSet::default(); newest.device.count.into()];
     for (device, superblock) in devices.iter().zip(read) {
-        if let Ok(superblock) = superblock
-            && superblock.replacements != replacements
-        {
-            let told = SpanSuperblock { replacements, generation: superblock.generation + 1, ..*superblock };
+        let Ok(superblock) = superblock else { continue };
+        let index = usize::from(superblock.device.index);
+        // What a later map has elsewhere.
+        let before = superblock.left_over.with(&superblock.map.partitions_of(index));
+        left_over[index] = before.without(&newest.map.partitions_of(index));
+        let told = SpanSuperblock {
+            device: DeviceOfVolume { count: newest.device.count, ..superblock.device },
+            replacements: newest.replacements,
+            map: newest.map,
+            map_number: newest.map_number,
+            left_over: left_over[index],
+            ..*superblock
+        };
+        if told != *superblock {
+            let told = SpanSuperblock { generation: superblock.generation + 1, ..told };
             // What fails here gets it at the next opening.
             let _ = write_superblock(&**device, &told).await;
         }
     }
+    left_over
 }
 
 /// For each index of the volume the place of its device in the list. Those without a superblock have the indices that are left.

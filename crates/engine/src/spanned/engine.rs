@@ -7,7 +7,7 @@
 use super::core::{SpannedCore, absent};
 use super::iterator::SpannedIterator;
 use super::places::{PlacedMember, SpannedMember};
-use super::ring_merge::{ListOrder, list_merged, scan_merged};
+use super::ring_merge::{KeysOfDevice, ListOrder, list_merged, scan_merged};
 use super::swapped_scan::scan_with_swaps;
 use super::traffic::TrafficCounters;
 use crate::bug_injection::{self, InjectedBug};
@@ -16,7 +16,7 @@ use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress, KeySink,
     KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
 };
-use futures_util::future::{join, join_all};
+use futures_util::future::{join, join_all, join3};
 use octokv_base::{Key, RecordLayout, RingPosition, RingRange, Version};
 use octokv_runtime::ReactorHandle;
 use octokv_sched::CostKind;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// See the module header. Dropping it while abandoned operations run is a crash of this core to the volume.
 pub struct SpannedEngine<E> {
     core: Rc<SpannedCore<E>>,
-    /// Writes of keys that may be swapped.
+    /// Writes of keys that may be swapped, or move.
     abandoned: AbandonedOperations,
 }
 
@@ -38,7 +38,7 @@ impl<E: Engine> SpannedEngine<E> {
         SpannedEngine { core: Rc::new(core), abandoned }
     }
 
-    /// Sets the handle on the device of an index, which was replaced.
+    /// Sets the handle on the device of an index, which was replaced or added.
     pub(super) fn set_member(&self, index: usize, member: SpannedMember<E>) {
         self.core.set_member(index, member);
     }
@@ -70,13 +70,20 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             }
             return Ok(outcome);
         }
+        let place = self.core.place_of(key);
+        if place.is_moving() {
+            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
+            drop(place);
+            let put = async move { core.put_moving(&owned_key, value, options).await };
+            return self.abandoned.detachable(put).await;
+        }
         let count = |traffic: &TrafficCounters, outcome: &PutOutcome| {
             if *outcome == PutOutcome::Stored {
                 traffic.note_put(bytes);
             }
             value_bytes
         };
-        let command = (key, CostKind::Put, value_bytes);
+        let command = (place, CostKind::Put, value_bytes);
         let put = async |engine: &E| engine.put_with(key, value, options).await;
         self.core.on_key_counted(command, put, count).await
     }
@@ -85,7 +92,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         if self.core.swaps().is_some() {
             return self.get_range(key, ValueRange::ALL).await;
         }
-        let command = (key, CostKind::Get, 0);
+        let command = (self.core.place_of(key), CostKind::Get, 0);
         self.core.on_key_counted(command, async |engine| engine.get(key).await, count_read).await
     }
 
@@ -97,7 +104,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             });
             return Ok(read);
         }
-        let command = (key, CostKind::Get, 0);
+        let command = (self.core.place_of(key), CostKind::Get, 0);
         self.core.on_key_counted(command, async |engine| engine.get_range(key, range).await, count_read).await
     }
 
@@ -107,14 +114,24 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             let delete = async move { core.delete_swapping(&owned_key, version).await };
             return self.abandoned.detachable(delete).await;
         }
+        let place = self.core.place_of(key);
+        if place.is_moving() {
+            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
+            drop(place);
+            let delete = async move { core.delete_moving(&owned_key, version).await };
+            return self.abandoned.detachable(delete).await;
+        }
         let delete = async |engine: &E| engine.delete_with(key, version).await;
-        self.core.on_key((key, CostKind::Delete), delete).await
+        self.core.on_key((place, CostKind::Delete), delete).await
     }
 
     async fn status(&self, key: &Key) -> Result<Option<KeyStatus>, EngineError> {
         match self.core.swaps() {
             Some(swaps) => self.core.status_swapping(swaps, key).await,
-            None => self.core.on_key((key, CostKind::Get), async |engine| engine.status(key).await).await,
+            None => {
+                let place = self.core.place_of(key);
+                self.core.on_key((place, CostKind::Get), async |engine| engine.status(key).await).await
+            }
         }
     }
 
@@ -125,8 +142,10 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             }
             _ => None,
         };
-        let members = self.core.members_of(range.unwrap_or(RingRange::FULL))?;
-        let outcome = list_merged(&members, self.core.order, start, sink).await;
+        let map = self.core.map();
+        let members = self.core.members_of(&map, range.unwrap_or(RingRange::FULL))?;
+        let kept = KeysOfDevice::new(&map, self.core.hash_seed());
+        let outcome = list_merged((&members, kept), self.core.order, start, sink).await;
         self.core.shared.gate.pass().await;
         outcome
     }
@@ -137,20 +156,25 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         since: Version,
         sink: &mut impl ScanSink,
     ) -> Result<(), EngineError> {
-        let members = self.core.members_of(range)?;
+        let map = self.core.map();
+        let members = self.core.members_of(&map, range)?;
+        let kept = KeysOfDevice::new(&map, self.core.hash_seed());
         let outcome = match self.core.swaps() {
             Some(swaps) if swaps.count() > 0 || swaps.has_unknown() => {
-                scan_with_swaps((&self.core, swaps), &members, (range, since), sink).await
+                scan_with_swaps((&self.core, swaps), (&members, kept), (range, since), sink).await
             }
-            _ => scan_merged(&members, self.core.order, (range, since), sink).await,
+            _ => scan_merged((&members, kept), self.core.order, (range, since), sink).await,
         };
         self.core.shared.gate.pass().await;
         outcome
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
-        let (members, reverse) = (self.core.members_of(RingRange::FULL)?, options.reverse);
-        let replacements = members.iter().map(PlacedMember::replacements).collect();
+        let (map, reverse) = (self.core.map(), options.reverse);
+        let members = self.core.members_of(&map, RingRange::FULL)?;
+        let devices = members.iter().map(|member| (member.index(), member.replacements())).collect();
+        // The iterator keeps no map: what is left over on a device can be deleted, since the snapshot has it.
+        let kept = map.has_left_over().then(|| (map.map, self.core.hash_seed()));
         let mut iterators = Vec::with_capacity(members.len());
         let closed = self.core.shared.gate.close();
         for placed in members {
@@ -164,7 +188,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         // What this one shows is not seen before another snapshot is taken.
         self.core.shared.gate.pass().await;
         let budget = Arc::clone(&self.core.shared.page_budget);
-        Ok(Some(SpannedIterator::new(iterators, replacements, reverse, budget)))
+        Ok(Some(SpannedIterator::new(iterators, (devices, kept), reverse, budget)))
     }
 
     async fn next_pairs(
@@ -231,7 +255,8 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
                 self.core.merge_when_idle(swaps, handle).await;
             }
         };
-        join(maintain, merge).await;
+        let moves = self.core.rebalance(handle, |error| report.borrow_mut()(error));
+        join3(maintain, merge, moves).await;
     }
 
     async fn run_abandoned(&self) {
@@ -243,10 +268,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             };
             join(placed.engine().run_abandoned(), of_region).await;
         });
-        match self.core.swaps() {
-            Some(_) => join(self.abandoned.run(), of_members).await.0,
-            None => of_members.await,
-        }
+        join3(self.abandoned.run(), of_members, self.core.follow_maps()).await;
     }
 
     /// Closes the volumes on the devices that serve. One on a device that has failed since it was opened is not shut down

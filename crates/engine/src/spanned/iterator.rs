@@ -9,11 +9,12 @@
 //! its page until the call that delivers it has returned, so that a dropped call has done nothing. Memory: for each device a page of [`PAGE_BYTES`], or one pair that is longer, and during a call what it delivers; between
 //! calls all iterators of a volume together keep [`KEPT_BYTES_MAX`], and those beyond give their pages back.
 
+use super::partition_map::PartitionMap;
 use super::places::PlacedMember;
 use super::yield_points::{PairCaller, YieldingCaller};
 use crate::common::key_locks::KeyLocks;
 use crate::{Engine, EngineError, IteratorProgress, PairSink};
-use octokv_base::Key;
+use octokv_base::{Key, RingPosition};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,8 +33,9 @@ pub(super) struct PageBudget(AtomicUsize);
 pub struct SpannedIterator<I> {
     /// Of each device.
     parts: Vec<IteratorPart<I>>,
-    /// How often each device had been replaced.
-    replacements: Vec<u8>,
+    /// The indices of the devices, and how often each had been replaced.
+    devices: Vec<(usize, u8)>,
+    kept: KeptPartitions,
     reverse: bool,
     /// One call at a time, in their order.
     turns: KeyLocks,
@@ -51,6 +53,9 @@ struct IteratorPart<I> {
     iterator: I,
     page: Mutex<PairPage>,
 }
+
+/// The devices of keys, with the seed of positions, if a device may have had keys of others.
+type KeptPartitions = Option<(PartitionMap, u64)>;
 
 /// A key and its value.
 type OwnedPair = (Box<[u8]>, Box<[u8]>);
@@ -72,6 +77,9 @@ fn pair_bytes(key_bytes: usize, value_bytes: usize) -> usize {
 /// Receives a page of pairs.
 struct PageSink<'a> {
     pairs: Vec<OwnedPair>,
+    /// The device, and what it may have of others.
+    device: usize,
+    kept: &'a KeptPartitions,
     bytes: usize,
     caller: &'a mut dyn YieldingCaller,
 }
@@ -98,6 +106,11 @@ impl PairSink for PageSink<'_> {
     }
 
     fn push(&mut self, key: &[u8], value: &[u8]) {
+        if let Some((map, seed)) = self.kept
+            && map.device_of(RingPosition::of_bytes(key, *seed)) != self.device
+        {
+            return;
+        }
         self.bytes += pair_bytes(key.len(), value.len());
         self.pairs.push((key.into(), value.into()));
     }
@@ -111,14 +124,15 @@ impl<I> SpannedIterator<I> {
     /// An iterator over these, one of each device in the order of their handles, which are at their beginnings.
     pub(super) fn new(
         iterators: Vec<I>,
-        replacements: Vec<u8>,
+        (devices, kept): (Vec<(usize, u8)>, KeptPartitions),
         reverse: bool,
         budget: Arc<PageBudget>,
     ) -> SpannedIterator<I> {
         let part = |iterator| IteratorPart { iterator, page: Mutex::default() };
         SpannedIterator {
             parts: iterators.into_iter().map(part).collect(),
-            replacements,
+            devices,
+            kept,
             reverse,
             turns: KeyLocks::default(),
             failure: Mutex::default(),
@@ -128,9 +142,9 @@ impl<I> SpannedIterator<I> {
         }
     }
 
-    /// How often each device had been replaced when it was created.
-    pub(super) fn replacements(&self) -> impl Iterator<Item = u8> + '_ {
-        self.replacements.iter().copied()
+    /// The devices that it has, and how often each had been replaced when it was created.
+    pub(super) fn devices(&self) -> impl Iterator<Item = (usize, u8)> + '_ {
+        self.devices.iter().copied()
     }
 
     /// The part whose next pair comes first; `None` if none has a pair.
@@ -155,7 +169,8 @@ impl<I> SpannedIterator<I> {
     ) -> Result<(), EngineError> {
         for (part, member) in self.parts.iter().zip(members) {
             if part.page.lock().is_used_up() {
-                let mut sink = PageSink { pairs: Vec::new(), bytes: 0, caller: &mut *caller };
+                let (device, kept) = (member.index(), &self.kept);
+                let mut sink = PageSink { pairs: Vec::new(), device, kept, bytes: 0, caller: &mut *caller };
                 let progress = member.engine().next_pairs(&part.iterator, &mut sink).await;
                 let progress = progress.map_err(|error| member.engine_error(error))?;
                 let mut page = part.page.lock();
@@ -322,7 +337,8 @@ mod tests {
     #[test]
     fn iterators_share_what_their_pages_may_keep() {
         let budget = Arc::new(PageBudget::default());
-        let iterator = || SpannedIterator::<()>::new(Vec::new(), Vec::new(), false, Arc::clone(&budget));
+        let iterator =
+            || SpannedIterator::<()>::new(Vec::new(), (Vec::new(), None), false, Arc::clone(&budget));
         let (one, other) = (iterator(), iterator());
         assert_eq!((one.count_kept(10), other.count_kept(5), one.count_kept(3)), (10, 15, 8));
         drop(one);

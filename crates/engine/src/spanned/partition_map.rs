@@ -3,12 +3,25 @@
 //! In: the sizes of devices. Out: a device for each position, by its lowest byte: engines divide the ring by the highest bits, and what a device has has to be uniform in these.
 //! Invariant: as many partitions as the device's part of all bytes, rounded.
 
+use super::partition_set::{PartitionSet, SPAN_PARTITIONS};
 use octokv_base::{RingPosition, RingRange};
 
-/// The partitions of a spanned volume.
-pub const SPAN_PARTITIONS: usize = 256;
 /// The most devices of a spanned volume: each has at least 4 partitions if they are equal.
 pub const SPAN_DEVICES_MAX: usize = 64;
+
+/// Partitions that move together, at most: a move reads all of their device once, and begins anew after a crash.
+const MOVED_AT_ONCE: usize = 64;
+
+/// The move of partitions from a device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedMove {
+    /// The device that has them.
+    pub from: usize,
+    /// The device that is to have them.
+    pub to: usize,
+    /// The partitions.
+    pub partitions: PartitionSet,
+}
 
 /// The device of each partition, by its index in the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +51,43 @@ impl PartitionMap {
     /// The map of these bytes, a device for each partition; `None` unless all are among `devices` devices.
     pub fn from_bytes(bytes: [u8; SPAN_PARTITIONS], devices: u16) -> Option<PartitionMap> {
         bytes.iter().all(|&device| u16::from(device) < devices).then_some(PartitionMap(bytes))
+    }
+
+    /// The partitions of a device.
+    pub fn partitions_of(&self, device: usize) -> PartitionSet {
+        (0..SPAN_PARTITIONS).filter(|&partition| usize::from(self.0[partition]) == device).collect()
+    }
+
+    /// This map after a move.
+    pub fn moved(&self, planned: &PlannedMove) -> PartitionMap {
+        let device = |partition| match planned.partitions.has(partition) {
+            true => planned.to as u8,
+            false => self.0[partition],
+        };
+        PartitionMap(std::array::from_fn(device))
+    }
+
+    /// The next move towards [`PartitionMap::spread`] on devices of these sizes: of the device that has the most too many to that which lacks the most.
+    /// `None` if no device lacks more than one, or the partitions of that device are all among `fixed`.
+    ///
+    /// # Panics
+    /// As [`PartitionMap::spread`].
+    pub fn next_move(&self, device_bytes: &[u64], fixed: &PartitionSet) -> Option<PlannedMove> {
+        let spread = PartitionMap::spread(device_bytes);
+        let too_many = |device: &usize| {
+            let count = |map: &PartitionMap| map.partitions_of(*device).count() as i64;
+            count(self) - count(&spread)
+        };
+        let to = (0..device_bytes.len()).min_by_key(too_many)?;
+        let from = (0..device_bytes.len()).max_by_key(too_many)?;
+        let count = (-too_many(&to)).min(too_many(&from));
+        if -too_many(&to) <= 1 || count == 0 {
+            return None;
+        }
+        let of_from = self.partitions_of(from).without(fixed);
+        let moved = (0..SPAN_PARTITIONS).filter(|&partition| of_from.has(partition));
+        let partitions: PartitionSet = moved.take(MOVED_AT_ONCE.min(count as usize)).collect();
+        (!partitions.is_empty()).then_some(PlannedMove { from, to, partitions })
     }
 
     /// A byte for each partition.
@@ -87,6 +137,40 @@ mod tests {
         assert_eq!(counts(&PartitionMap::spread(&[1 << 40, 1 << 40, 2 << 40]), 3), [64, 64, 128]);
         let map = PartitionMap::spread(&[300, 100]);
         assert!(map.0.windows(4).all(|four| four.contains(&0) && four.contains(&1)), "{map:?}");
+    }
+
+    #[test]
+    fn moves_end_with_each_device_at_its_part_and_none_moves_twice() {
+        for (before, after) in [
+            (vec![7_u64; 3], vec![7; 4]),
+            (vec![7, 7], vec![7, 7, 14]),
+            (vec![5, 5], vec![5, 5, 5, 5]),
+            (vec![5, 5, 5], vec![5, 50, 5]),
+        ] {
+            let mut map = PartitionMap::spread(&before);
+            let (mut moved, mut moves) = (PartitionSet::default(), 0);
+            while let Some(planned) = map.next_move(&after, &PartitionSet::default()) {
+                assert!(planned.partitions.count() <= MOVED_AT_ONCE && planned.from != planned.to);
+                assert!(planned.partitions.without(&map.partitions_of(planned.from)).is_empty());
+                assert_eq!(moved.without(&planned.partitions), moved, "{planned:?} moves some again");
+                moved = moved.with(&planned.partitions);
+                map = map.moved(&planned);
+                moves += 1;
+            }
+            let spread = counts(&PartitionMap::spread(&after), after.len());
+            let close = |(have, want): (&usize, &usize)| have.abs_diff(*want) <= 1;
+            let have = counts(&map, after.len());
+            assert!(moves > 0 && have.iter().zip(&spread).all(close), "{have:?} of {spread:?}");
+        }
+        for bytes in [vec![1; 3], vec![3, 1, 2], vec![1; 64]] {
+            assert_eq!(PartitionMap::spread(&bytes).next_move(&bytes, &PartitionSet::default()), None);
+        }
+        let map = PartitionMap::spread(&[1; 2]);
+        let fixed = map.partitions_of(0).with(&[1].into_iter().collect());
+        let planned = map.next_move(&[1; 3], &map.partitions_of(0));
+        assert!(planned.is_none_or(|planned| planned.from == 1), "{planned:?}");
+        let planned = map.next_move(&[1, 2, 4], &fixed);
+        assert!(planned.is_none_or(|planned| !planned.partitions.has(1)), "{planned:?}");
     }
 
     #[test]

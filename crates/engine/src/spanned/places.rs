@@ -113,6 +113,11 @@ impl<E> PlacedMember<E> {
         !self.open().device.is_available() || self.0.is_retired.load(Ordering::Acquire)
     }
 
+    /// The index of the device.
+    pub fn index(&self) -> usize {
+        self.open().place.device.into()
+    }
+
     /// What the keys of the device took and gave.
     pub fn traffic(&self) -> &TrafficCounters {
         &self.0.traffic

@@ -91,7 +91,9 @@ impl<V: Volume> SpannedVolume<V> {
         if format.hash != HashKind::Xxh3 {
             return Err(OpenError::SpanHash);
         }
-        let (known, device, index) = (self.superblock(), &devices[given], self.index_of(given));
+        let (device, index) = (&devices[given], self.index_of(given));
+        let _structure = self.shared().structure.exclude().await;
+        let known = self.superblock();
         let _turn = match self.swaps() {
             Some(swaps) => Some(swaps.superblocks.exclude().await),
             None => None,

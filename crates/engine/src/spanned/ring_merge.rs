@@ -5,10 +5,12 @@
 //!   device 1   page ─┼─ least first ─▶ sink           an empty page: the next one of that device, from its last key on
 //!   device 2   page ─┘
 //! ```
-//! In: one core's handles. Out: keys in the order of the engine, each once. A key belongs to one device, so no two pages have the same. Memory: a page of each
+//! In: one core's handles. Out: keys in the order of the engine, each once. A key belongs to one device, so no two pages have the same: what a move has left on another is skipped. Memory: a page of each
 //! device.
 
+use super::partition_map::PartitionMap;
 use super::places::PlacedMember;
+use super::shared_map::MapState;
 use super::yield_points::{ListCaller, YieldingCaller};
 use crate::bug_injection::{self, InjectedBug};
 use crate::{Engine, EngineError, KeySink, ScanEntry, ScanSink};
@@ -43,9 +45,29 @@ impl ListOrder {
     }
 }
 
+/// Which keys of a device count: those of its partitions, by the map of one operation.
+#[derive(Clone, Copy)]
+pub(super) struct KeysOfDevice<'a> {
+    /// `None` if devices have no others.
+    map: Option<&'a PartitionMap>,
+    hash_seed: u64,
+}
+
+impl<'a> KeysOfDevice<'a> {
+    /// Those of a map, on a volume with positions of this seed.
+    pub fn new(state: &'a MapState, hash_seed: u64) -> KeysOfDevice<'a> {
+        KeysOfDevice { map: state.has_left_over().then_some(&state.map), hash_seed }
+    }
+
+    fn has(&self, device: usize, key: &[u8]) -> bool {
+        self.map.is_none_or(|map| map.device_of(RingPosition::of_bytes(key, self.hash_seed)) == device)
+    }
+}
+
 /// The place of a device's listing.
 struct ListCursor<'a, E> {
     member: &'a PlacedMember<E>,
+    kept: KeysOfDevice<'a>,
     /// Where the next page begins.
     next: Key,
     /// Whether `next` was in the last page.
@@ -58,6 +80,7 @@ struct ListCursor<'a, E> {
 struct KeyPage<'a> {
     keys: &'a mut VecDeque<Box<[u8]>>,
     without: Option<&'a [u8]>,
+    kept: (KeysOfDevice<'a>, usize),
     caller: &'a mut dyn YieldingCaller,
 }
 
@@ -66,7 +89,8 @@ impl KeySink for KeyPage<'_> {
         if self.keys.len() >= PAGE_KEYS {
             return false;
         }
-        if self.without != Some(key) {
+        let (kept, device) = self.kept;
+        if self.without != Some(key) && kept.has(device, key) {
             self.keys.push_back(key.into());
         }
         true
@@ -84,7 +108,8 @@ impl<E: Engine> ListCursor<'_, E> {
             return Ok(());
         }
         let without = self.is_behind_next.then_some(self.next.as_bytes());
-        let mut page = KeyPage { keys: &mut self.page, without, caller };
+        let kept = (self.kept, self.member.index());
+        let mut page = KeyPage { keys: &mut self.page, without, kept, caller };
         let listed = self.member.engine().list(&self.next, &mut page).await;
         listed.map_err(|error| self.member.engine_error(error))?;
         self.is_at_end = self.page.len() < PAGE_KEYS;
@@ -101,13 +126,14 @@ impl<E: Engine> ListCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn list_merged<E: Engine>(
-    members: &[PlacedMember<E>],
+    (members, kept): (&[PlacedMember<E>], KeysOfDevice<'_>),
     order: ListOrder,
     start: &Key,
     sink: &mut impl KeySink,
 ) -> Result<(), EngineError> {
     let cursor = |member| ListCursor {
         member,
+        kept,
         next: start.clone(),
         is_behind_next: false,
         page: VecDeque::new(),
@@ -160,6 +186,7 @@ impl PageEntry {
 /// The place of a device's scan.
 struct ScanCursor<'a, E> {
     member: &'a PlacedMember<E>,
+    kept: KeysOfDevice<'a>,
     /// The range from the last scanned position on.
     range: RingRange,
     /// The last entry of the last page: its position is in the range.
@@ -172,6 +199,7 @@ struct ScanCursor<'a, E> {
 struct EntryPage<'a> {
     entries: &'a mut VecDeque<PageEntry>,
     behind: Option<(RingPosition, &'a [u8])>,
+    kept: (KeysOfDevice<'a>, usize),
     bytes: usize,
     bytes_max: usize,
 }
@@ -188,7 +216,8 @@ impl ScanSink for EntryPage<'_> {
             return false;
         }
         let &ScanEntry { position, key, version, is_tombstone, digest } = entry;
-        if self.behind.is_none_or(|behind| behind < (position, key)) {
+        let (kept, device) = self.kept;
+        if self.behind.is_none_or(|behind| behind < (position, key)) && kept.has(device, key) {
             self.bytes += size_of::<PageEntry>() + key.len();
             self.entries.push_back(PageEntry { position, key: key.into(), version, is_tombstone, digest });
         }
@@ -202,8 +231,9 @@ impl<E: Engine> ScanCursor<'_, E> {
         if !self.page.is_empty() || self.is_at_end {
             return Ok(());
         }
+        let kept = (self.kept, self.member.index());
         let behind = self.behind.as_ref().map(|(position, key)| (*position, &**key));
-        let mut page = EntryPage { entries: &mut self.page, behind, bytes: 0, bytes_max };
+        let mut page = EntryPage { entries: &mut self.page, behind, kept, bytes: 0, bytes_max };
         let scanned = self.member.engine().scan(self.range, since, &mut page).await;
         let is_full = page.is_full();
         scanned.map_err(|error| self.member.engine_error(error))?;
@@ -221,7 +251,7 @@ impl<E: Engine> ScanCursor<'_, E> {
 /// # Errors
 /// The first of a device.
 pub(super) async fn scan_merged<E: Engine>(
-    members: &[PlacedMember<E>],
+    (members, kept): (&[PlacedMember<E>], KeysOfDevice<'_>),
     order: ListOrder,
     (range, since): (RingRange, Version),
     sink: &mut impl ScanSink,
@@ -230,7 +260,8 @@ pub(super) async fn scan_merged<E: Engine>(
         ListOrder::Ring(_) => SCAN_PAGE_BYTES,
         ListOrder::Keys => TREE_SCAN_PAGE_BYTES,
     };
-    let cursor = |member| ScanCursor { member, range, behind: None, page: VecDeque::new(), is_at_end: false };
+    let cursor =
+        |member| ScanCursor { member, kept, range, behind: None, page: VecDeque::new(), is_at_end: false };
     let mut cursors: Vec<_> = members.iter().map(cursor).collect();
     loop {
         for cursor in &mut cursors {

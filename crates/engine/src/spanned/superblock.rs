@@ -3,13 +3,17 @@
 //! ```text
 //!    16 volume u64 (the same on all devices)    136 device u16, devices u16
 //!    24 engine of the volumes on the devices u16    32 hash seed u64    144 device of each partition [u8; 256]
+//!    72 partitions of which keys may be left, a bit each [u8; 32]
 //!   400 replacements of each device [u8; 64]
 //!   464 partitions with swapped keys, a bit each [u8; 32]    496 devices with them, a bit each u64    504 swap region, units of 64 KiB u32
+//!   508 number of maps before this one u32
 //! ```
 //! Version 2 has replacements: what does not know them would serve a device that was replaced. Version 3 has a swap region: what does not know it
-//! would serve older values of swapped keys. Tested below.
+//! would serve older values of swapped keys. Version 4 has several maps, of which the latest counts: what does not know it would serve keys from where
+//! they were. Tested below.
 
-use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
+use super::partition_set::{PartitionSet, SPAN_PARTITIONS};
 use super::swap_notes::SwapNotes;
 use super::swap_region::SWAP_UNIT_BYTES;
 use crate::EngineKind;
@@ -43,12 +47,18 @@ pub struct SpanSuperblock {
     pub swap_bytes: u64,
     /// Where keys of this device may have newer values.
     pub swaps: SwapNotes,
+    /// How many maps the volume had before this one, as far as this device was told: the map with the highest number counts.
+    pub map_number: u32,
+    /// Partitions of other devices of which this one may have keys, which count for nothing: a move of them has begun, or they were moved.
+    pub left_over: PartitionSet,
 }
 
 /// The version with replacements.
 const VERSION_REPLACED: u16 = 2;
 /// The version with swap regions.
 const VERSION_SWAPS: u16 = 3;
+/// The version with several maps.
+const VERSION_MAPS: u16 = 4;
 
 /// The fields of the span, little-endian.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -60,7 +70,8 @@ struct SpanLayout {
     hash_seed: U64,
     zero_too: [u8; 24],
     generation: [u8; 8],
-    unused: [u8; 64],
+    left_over: [u8; SPAN_PARTITIONS / 8],
+    unused: [u8; 32],
     device: [u8; 4],
     zero_at_last: [u8; 4],
     map: [u8; SPAN_PARTITIONS],
@@ -68,21 +79,23 @@ struct SpanLayout {
     swap_partitions: [u8; SPAN_PARTITIONS / 8],
     swap_guests: U64,
     swap_units: U32,
-    rest: [u8; 4],
+    map_number: U32,
 }
 const _: () = assert!(size_of::<SpanLayout>() == SUPERBLOCK_BYTES);
 const _: () = assert!(offset_of!(SpanLayout, generation) == 64);
+const _: () = assert!(offset_of!(SpanLayout, left_over) == 72);
 const _: () = assert!(offset_of!(SpanLayout, device) == 136);
 const _: () = assert!(offset_of!(SpanLayout, replacements) == 400);
 const _: () = assert!(offset_of!(SpanLayout, swap_partitions) == 464);
 
 impl Superblock for SpanSuperblock {
     const ENGINE: EngineNumber = EngineNumber::SPAN;
-    const VERSIONS: RangeInclusive<u16> = 1..=VERSION_SWAPS;
+    const VERSIONS: RangeInclusive<u16> = 1..=VERSION_MAPS;
 
     fn header(&self) -> SuperblockHeader {
         let SpanSuperblock { volume_id, device, generation, .. } = *self;
         let version = match self.replacements.iter().any(|&count| count > 0) {
+            _ if self.map_number > 0 || !self.left_over.is_empty() => VERSION_MAPS,
             _ if self.swap_bytes > 0 => VERSION_SWAPS,
             true => VERSION_REPLACED,
             false => 1,
@@ -98,6 +111,8 @@ impl Superblock for SpanSuperblock {
         layout.replacements = self.replacements;
         layout.swap_partitions = self.swaps.partitions;
         layout.swap_guests = self.swaps.guests.into();
+        layout.left_over = *self.left_over.as_bytes();
+        layout.map_number = self.map_number.into();
         layout.swap_units = ((self.swap_bytes / SWAP_UNIT_BYTES) as u32).into();
     }
 
@@ -129,6 +144,8 @@ impl Superblock for SpanSuperblock {
             replacements,
             swap_bytes,
             swaps,
+            map_number: layout.map_number.get(),
+            left_over: PartitionSet::from_bytes(layout.left_over),
         })
     }
 }
@@ -150,6 +167,8 @@ mod tests {
             replacements: [0; SPAN_DEVICES_MAX],
             swap_bytes: 0,
             swaps: SwapNotes::default(),
+            map_number: 0,
+            left_over: PartitionSet::default(),
         }
     }
 
@@ -166,8 +185,14 @@ mod tests {
         swaps.add(255, 63);
         let swapped = SpanSuperblock { swap_bytes: 5 << 20, swaps, ..replaced };
         assert_eq!(UncheckedSuperblock(&swapped.encode()).check(), Ok(swapped));
+        let moved = SpanSuperblock { map_number: 1 << 20, ..example() };
+        let moving = SpanSuperblock { left_over: [0, 255].into_iter().collect(), ..example() };
+        for superblock in [moved, moving] {
+            assert_eq!(UncheckedSuperblock(&superblock.encode()).check(), Ok(superblock));
+        }
         let version = |superblock: SpanSuperblock| superblock.header().version;
-        assert_eq!((version(example()), version(replaced), version(swapped)), (1, 2, 3));
+        let versions = [example(), replaced, swapped, moved, moving].map(version);
+        assert_eq!(versions, [1, 2, 3, 4, 4]);
     }
 
     #[test]
@@ -183,7 +208,7 @@ mod tests {
         let field = SuperblockField::EngineOfDevices;
         assert_eq!(changed(24, 4), Err(SuperblockError::UnknownValue { field, value: 4 }));
         assert_eq!(changed(144, 3), Err(SuperblockError::Inconsistent));
-        assert_eq!(changed(12, 4), Err(SuperblockError::Version { found: 4, known: 3 }));
+        assert_eq!(changed(12, 5), Err(SuperblockError::Version { found: 5, known: 4 }));
         let alone =
             SpanSuperblock { device: DeviceOfVolume::ONLY, map: PartitionMap::spread(&[1]), ..example() };
         let checked = UncheckedSuperblock(&alone.encode()).check::<SpanSuperblock>();

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a partition and a device are noted before a key of the partition is stored in the region of the device. Tested in `superblock.rs` and `tests/spanned_swap.rs`.
 
-use super::partition_map::{SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::partition_map::SPAN_DEVICES_MAX;
+use super::partition_set::SPAN_PARTITIONS;
 
 /// The partitions of a home device that have swapped keys, and the devices of the regions, as its superblock has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

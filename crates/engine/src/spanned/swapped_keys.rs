@@ -11,7 +11,7 @@
 //! Locks of keys: writes of a key at its home, and those of a swapped key in its region, share the lock; a key is swapped and merged under an exclusive one,
 //! as what decides on versions needs. Tested below and in `tests/spanned_swap.rs`.
 
-use super::partition_map::SPAN_PARTITIONS;
+use super::partition_set::SPAN_PARTITIONS;
 use super::swap_notes::SwapNotes;
 use super::swap_region::SwappedVersions;
 use crate::common::shared_lock::{SharedLock, SharedLockGuard};

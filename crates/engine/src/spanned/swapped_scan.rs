@@ -6,7 +6,7 @@
 
 use super::core::SpannedCore;
 use super::places::PlacedMember;
-use super::ring_merge::scan_merged;
+use super::ring_merge::{KeysOfDevice, scan_merged};
 use super::swapped_keys::SwappedKeys;
 use crate::{Engine, EngineError, ScanEntry, ScanSink, ValueRange, value_digest};
 use octokv_base::{Key, RingPosition, RingRange, Version};
@@ -29,7 +29,7 @@ struct HomeEntry {
 /// Of a device.
 pub(super) async fn scan_with_swaps<E: Engine>(
     (core, swaps): (&SpannedCore<E>, &SwappedKeys),
-    members: &[PlacedMember<E>],
+    (members, kept): (&[PlacedMember<E>], KeysOfDevice<'_>),
     (range, since): (RingRange, Version),
     sink: &mut impl ScanSink,
 ) -> Result<(), EngineError> {
@@ -49,7 +49,7 @@ pub(super) async fn scan_with_swaps<E: Engine>(
             }
             has_space
         };
-        scan_merged(members, core.order, (range, Version::NONE), &mut collect).await?;
+        scan_merged((members, kept), core.order, (range, Version::NONE), &mut collect).await?;
         rest = match page.last() {
             Some(last) if page.len() == PAGE_ENTRIES && last.position < range.last() => {
                 RingRange::new(RingPosition(last.position.0 + 1), range.last())

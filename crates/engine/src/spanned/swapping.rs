@@ -62,7 +62,7 @@ impl<'a> PlacedKey<'a> {
 impl<E: Engine> SpannedCore<E> {
     fn placed_key<'a>(&self, swaps: &'a SwappedKeys, key: &'a Key) -> PlacedKey<'a> {
         let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed());
-        PlacedKey { swaps, key, position, home: self.map().device_of(position) }
+        PlacedKey { swaps, key, position, home: self.map().map.device_of(position) }
     }
 
     /// The handle on a device with its region.
@@ -80,7 +80,7 @@ impl<E: Engine> SpannedCore<E> {
     /// # Errors
     /// The key may be in a region that was not opened.
     fn check_known(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
-        match of.swaps.unknown(self.map().partition_of(of.position)) {
+        match of.swaps.unknown(self.map().map.partition_of(of.position)) {
             Some(guest) => Err(absent(guest)),
             None => Ok(()),
         }
@@ -232,7 +232,7 @@ impl<E: Engine> SpannedCore<E> {
     /// # Errors
     /// The home device failed; superblocks are being written, or a write of one was dropped before.
     async fn note_guest(&self, of: &PlacedKey<'_>, guest: usize) -> Result<(), EngineError> {
-        let partition = self.map().partition_of(of.position);
+        let partition = self.map().map.partition_of(of.position);
         if of.swaps.notes(of.home).has(partition, guest) {
             return Ok(());
         }
@@ -446,7 +446,7 @@ impl<E: Engine> SpannedCore<E> {
         Ok(of.swapped().is_some() || swaps.removals() != removals)
     }
 
-    /// Merges the keys of home devices that are nearly idle, each core its part of the keys; never ends.
+    /// Merges the keys of home devices that are nearly idle; never ends.
     pub(super) async fn merge_when_idle(&self, swaps: &SwappedKeys, handle: &ReactorHandle) {
         loop {
             poll_fn(|context| match swaps.is_empty_or_wake(context.waker()) {
@@ -468,14 +468,13 @@ impl<E: Engine> SpannedCore<E> {
             && let Some(key) = swaps.next(home, behind.as_ref())
         {
             let of = self.placed_key(swaps, &key);
-            if self.is_own(of.position) {
-                let _exclusive = of.exclude().await;
-                if let Some(swapped) = of.swapped()
-                    && self.merge(&of, swapped).await != Ok(true)
-                {
-                    return;
-                }
+            let exclusive = of.exclude().await;
+            if let Some(swapped) = of.swapped()
+                && self.merge(&of, swapped).await != Ok(true)
+            {
+                return;
             }
+            drop(exclusive);
             behind = Some(key);
         }
     }

@@ -9,11 +9,13 @@
 
 use super::core::{SpanShared, SpannedCore};
 use super::device_queue::DeviceQueue;
-use super::devices::{places_of, read_superblocks, replacements_of, tell_replacements};
+use super::devices::{newest_of, places_of, read_superblocks, tell_all};
 use super::engine::{SpannedEngine, sum_of};
-use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX, SPAN_PARTITIONS};
+use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
+use super::partition_set::{PartitionSet, SPAN_PARTITIONS};
 use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
+use super::shared_map::{MapState, MovingWrites, SharedMap};
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
 use super::swap_recovery::{recover_notes, recover_swaps};
@@ -37,13 +39,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// What moves of partitions may copy, in bytes a second, unless compaction may write less: a tenth of what a device gives.
+const MOVE_BYTES_PER_SECOND: u64 = 64 << 20;
+
 /// An open volume on several devices, each with a volume of the kind `V`.
 #[derive(Clone)]
 pub struct SpannedVolume<V>(Arc<Span<V>>);
 
 /// What handles of all cores share.
 pub(super) struct Span<V> {
-    /// That of any device, with the replacements when the volume was opened.
+    /// That of the latest map, with the replacements and the number of devices, when the volume was opened.
     superblock: SpanSuperblock,
     /// Those of the volumes on the devices, but for identifier and size.
     info: VolumeInfo,
@@ -184,6 +189,8 @@ fn superblocks(device_bytes: &[u64], config: &FormatConfig) -> impl Iterator<Ite
         replacements: [0; SPAN_DEVICES_MAX],
         swap_bytes,
         swaps: SwapNotes::default(),
+        map_number: 0,
+        left_over: PartitionSet::default(),
     })
 }
 
@@ -195,13 +202,19 @@ impl<V: Volume> SpannedVolume<V> {
 
     /// The place of the device with a key, in the list that the volume was opened with.
     pub fn place_of(&self, key: &Key) -> usize {
-        let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
-        self.0.members.lock()[map.device_of(RingPosition::of(key, hash_seed))].given
+        let index = self.index_of_key(key);
+        self.0.members.lock()[index].given
     }
 
     /// The device of each partition, by its index in the volume, and the seed of positions on the ring.
     pub fn placement(&self) -> ([u8; SPAN_PARTITIONS], u64) {
-        (*self.0.superblock.map.as_bytes(), self.0.superblock.hash_seed)
+        (*self.0.shared.map.get().0.map.as_bytes(), self.0.superblock.hash_seed)
+    }
+
+    /// Whether partitions move, or keys of moved ones are left where they were.
+    pub fn is_rebalancing(&self) -> bool {
+        let (state, _) = self.0.shared.map.get();
+        state.moving.is_some() || state.left_over.iter().any(|set| !set.is_empty())
     }
 
     /// A figure of the queue of a device; 0 if there is no device of this index, or it has no queue.
@@ -216,10 +229,15 @@ impl<V: Volume> SpannedVolume<V> {
         self.all_members().into_iter().filter_map(|member| member.queue).collect()
     }
 
+    /// The index of the device with a key.
+    fn index_of_key(&self, key: &Key) -> usize {
+        let position = RingPosition::of(key, self.0.superblock.hash_seed);
+        self.0.shared.map.get().0.map.device_of(position)
+    }
+
     /// The place of the device with the newest value of a key: its own, or that whose swap region has it.
     pub fn place_of_newest(&self, key: &Key) -> usize {
-        let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
-        let home = map.device_of(RingPosition::of(key, hash_seed));
+        let home = self.index_of_key(key);
         let swapped = self.swaps().and_then(|swaps| swaps.get(home, key)).filter(|of| of.is_acknowledged);
         self.0.members.lock()[swapped.map_or(home, |swapped| swapped.guest.into())].given
     }
@@ -250,9 +268,23 @@ impl<V: Volume> SpannedVolume<V> {
         before.queue.iter().for_each(|queue| queue.close());
     }
 
-    /// The superblock of any device of the volume, with the replacements so far.
+    /// Adds the volume on a device behind those of the others.
+    pub(super) fn push_member(&self, member: Member<V>) {
+        self.0.members.lock().push(member);
+    }
+
+    /// What the handles of all cores share.
+    pub(super) fn shared(&self) -> &SpanShared {
+        &self.0.shared
+    }
+
+    /// The superblock of any device of the volume, with the map, the devices and the replacements so far.
     pub(super) fn superblock(&self) -> SpanSuperblock {
+        let (state, _) = self.0.shared.map.get();
         let mut superblock = self.0.superblock;
+        (superblock.map, superblock.map_number) = (state.map, state.number);
+        superblock.left_over = PartitionSet::default();
+        superblock.device.count = self.0.members.lock().len() as u16;
         for (count, member) in superblock.replacements.iter_mut().zip(self.0.members.lock().iter()) {
             *count = member.replacements;
         }
@@ -332,14 +364,13 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             Self::format(devices, format).await?;
         }
         let read = read_superblocks(devices).await?;
-        let replacements = replacements_of(read.iter().flatten());
-        let superblock = *read.iter().find_map(|read| read.as_ref().ok()).expect("one is intact");
-        let superblock = SpanSuperblock { replacements, ..superblock };
+        let superblock = newest_of(&read);
+        let replacements = superblock.replacements;
         if superblock.engine != format.engine {
             let (found, wanted) = (superblock.engine.number(), format.engine.number());
             return Err(SuperblockError::Engine { found, wanted }.into());
         }
-        tell_replacements(devices, &read).await;
+        let left_over = tell_all(devices, &read).await;
         let of_member = member_open_config(&config, devices.len(), superblock.swap_bytes);
         let swap_bytes = superblock.swap_bytes;
         let swaps =
@@ -382,7 +413,17 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let (members, cores) = (Mutex::new(members), config.cores);
         let swaps = swaps.map(Arc::new);
         let (gate, page_budget, abandoned) = (Arc::default(), Arc::default(), AbandonedCount::default());
-        let shared = SpanShared { cores, gate, page_budget, swaps, abandoned };
+        let state = MapState {
+            map: superblock.map,
+            number: superblock.map_number,
+            left_over,
+            moving: None,
+            writes: MovingWrites::Both,
+        };
+        let (map, structure) = (Arc::new(SharedMap::new(state)), Arc::default());
+        let move_bytes_per_second = config.compact_bytes_per_second.min(MOVE_BYTES_PER_SECOND);
+        let shared =
+            SpanShared { cores, map, structure, move_bytes_per_second, gate, page_budget, swaps, abandoned };
         let volume = SpannedVolume(Arc::new(Span { superblock, info, members, shared }));
         volume.merge_unlisted(devices, pool).await;
         Ok(volume)
@@ -439,9 +480,9 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             self.member_engine(index, member, (core, &devices[member.given], &pool))
         };
         let members = of_volume.iter().enumerate().map(member).collect();
-        let SpanSuperblock { map, hash_seed, .. } = self.0.superblock;
+        let hash_seed = self.0.superblock.hash_seed;
         let order = if self.0.info.has_iterators { ListOrder::Keys } else { ListOrder::Ring(hash_seed) };
-        SpannedEngine::new(SpannedCore::new(members, (map, hash_seed, order), (core, self.0.shared.clone())))
+        SpannedEngine::new(SpannedCore::new(members, (hash_seed, order), (core, self.0.shared.clone())))
     }
 
     fn info(&self) -> VolumeInfo {

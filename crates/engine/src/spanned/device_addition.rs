@@ -1,0 +1,98 @@
+//! The addition of a device to a volume on several, while it is served.
+//!
+//! ```text
+//!   volume formatted on the new device ─▶ superblock on it ─▶ those of the others count it ─▶ member ─▶ handles of the cores ─▶ partitions move to it
+//!            └ crash: as before              └ crash: the new device is one of the volume if it is given with the others
+//! ```
+//! In: a device without data. Out: one more device, at first without partitions; [`rebalancing`](super::rebalancing) begins when all cores have handles on it. Invariant: until a
+//! partition has moved to it nothing depends on the new device.
+//! Tested in `tests/spanned_growth.rs`.
+
+use super::engine::SpannedEngine;
+use super::partition_map::SPAN_DEVICES_MAX;
+use super::partition_set::PartitionSet;
+use super::shared_map::MapState;
+use super::superblock::SpanSuperblock;
+use super::swap_notes::SwapNotes;
+use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
+use crate::common::superblock::DeviceOfVolume;
+use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
+use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
+use octokv_base::BufferPool;
+use octokv_device::Device;
+use std::rc::Rc;
+
+impl<V: Volume> SpannedVolume<V> {
+    /// Adds the last of `devices`, the others of which are those with which the volume was opened, in that order. What was on it is lost. `prepare` gets the
+    /// new volume before it is served. Handles get it by [`SpannedVolume::extend_engine`].
+    ///
+    /// # Errors
+    /// - The new device is too small, or fails.
+    /// - A device of the volume is not available.
+    /// - [`OpenError::DeviceCount`], [`OpenError::SpanSwaps`].
+    /// - [`OpenError::OtherFormat`], [`OpenError::SpanHash`]: the configured format differs from that of the other devices.
+    ///
+    /// The open volume is unchanged. If a device has recorded the addition before the error, the next opening needs the new device.
+    pub async fn add(
+        &self,
+        devices: &[Rc<dyn Device>],
+        pool: &BufferPool,
+        (config, format): (&OpenConfig, &FormatConfig),
+        prepare: impl FnOnce(&V),
+    ) -> Result<(), OpenError> {
+        if format.hash != HashKind::Xxh3 {
+            return Err(OpenError::SpanHash);
+        }
+        let _structure = self.shared().structure.exclude().await;
+        let (known, others) = (self.superblock(), self.all_members());
+        let (index, count) = (others.len(), others.len() + 1);
+        assert_eq!(devices.len(), count, "those of the volume and a new one");
+        if count > SPAN_DEVICES_MAX {
+            return Err(OpenError::DeviceCount { have: count, most: SPAN_DEVICES_MAX });
+        }
+        if known.swap_bytes > 0 {
+            return Err(OpenError::SpanSwaps);
+        }
+        if let Some(error) = others.iter().find_map(|member| member.volume.as_ref().err()) {
+            return Err(*error);
+        }
+        let device = &devices[index];
+        let place = DeviceOfVolume { index: index as u16, count: count as u16 };
+        let known = SpanSuperblock { device: place, swaps: SwapNotes::default(), ..known };
+        let format = member_config(format, &known, index, 0);
+        erase_superblocks(&**device).await?;
+        format_member::<V>(device, &format).await?;
+        let config = member_open_config(config, count, 0);
+        let volume = V::open(&[member_device(device, 0)], pool, config.clone(), &format).await?;
+        let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
+        if limits(volume.info()) != limits(self.info()) {
+            return Err(OpenError::OtherFormat);
+        }
+        prepare(&volume);
+        write_superblock(&**device, &SpanSuperblock { generation: 0, ..known }).await?;
+        for other in &others {
+            let device = &*devices[other.given];
+            let (superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
+            let place = DeviceOfVolume { count: count as u16, ..superblock.device };
+            let generation = superblock.generation + 1;
+            write_superblock(device, &SpanSuperblock { device: place, generation, ..superblock }).await?;
+        }
+        self.push_member(Member::new(index, 0, &config, (Ok(volume), None)));
+        let (current, _) = self.shared().map.get();
+        let mut state: MapState = (*current).clone();
+        state.left_over.push(PartitionSet::default());
+        self.shared().map.publish(state);
+        Ok(())
+    }
+
+    /// Gives a core's handle the device that was added last. `device` is the core's view of it.
+    pub fn extend_engine(
+        &self,
+        engine: &SpannedEngine<V::Engine>,
+        (core, device, pool): (usize, &Rc<dyn Device>, &BufferPool),
+    ) {
+        let members = self.all_members();
+        let index = members.len() - 1;
+        engine.set_member(index, self.member_engine(index, &members[index], (core, device, pool)));
+    }
+}

@@ -1,0 +1,428 @@
+//! The moves of partitions between devices, so that each has its part of the keys, while they are served.
+//!
+//! ```text
+//!   second device notes that it may have keys of the partitions ─▶ map with the move: writes go to both ─▶ keys copied, paced
+//!     ─▶ map that freezes their writes, until those that run have ended ─▶ second device flushed
+//!     ─▶ superblocks with the new map: second device, first, others ─▶ new map ─▶ first device deletes its keys of the partitions
+//!       └ crash: the first device has them                └ crash: the second one has them
+//! ```
+//! In: the devices of a volume and their sizes. Out: partitions by [`PartitionMap::next_move`](super::partition_map::PartitionMap::next_move), one move after the other, by the handle of core 0.
+//! Invariants: until a superblock has the new map the second device changes nothing of what is read; once one has it, no write goes to the first device alone; a write is
+//! acknowledged after the map change only if the first device knows it, too, or has failed; keys are deleted once no operation can read them there. A move that fails leaves the
+//! partitions where they were, and is tried again later. Volumes with swap regions have no moves.
+//! Tested in `tests/spanned_growth.rs`.
+
+use super::core::SpannedCore;
+use super::moving::CopyOutcome;
+use super::partition_map::PlannedMove;
+use super::partition_set::PartitionSet;
+use super::places::PlacedMember;
+use super::ring_merge::ListOrder;
+use super::shared_map::{MapState, MovingWrites, PartitionMove, SharedMap};
+use super::superblock::SpanSuperblock;
+use crate::common::superblock_io::{read_superblock, write_superblock};
+use crate::{Engine, EngineError, OpenError, ScanEntry};
+use futures_util::future::join_all;
+use octokv_base::{Key, Nanos, RingPosition, RingRange, Version};
+use octokv_runtime::ReactorHandle;
+use std::future::pending;
+use std::sync::Arc;
+
+/// Keys that are copied or deleted at once.
+const KEYS_AT_ONCE: usize = 16;
+/// Keys of a page, at most.
+const PAGE_KEYS: usize = 1_024;
+/// The same with the ordered engine, which makes a pass over its whole tree for each page.
+const TREE_PAGE_KEYS: usize = 64 << 10;
+/// What an operation counts in the pace beside the bytes of its value.
+const OPERATION_BYTES: u64 = 4 << 10;
+/// Between two looks whether operations with an earlier map have ended.
+const OPERATIONS_PERIOD: Nanos = Nanos::from_millis(1);
+/// The first pause after a move that failed, and the longest: each is twice the one before.
+const RETRY_MIN: Nanos = Nanos::from_secs(1);
+const RETRY_MAX: Nanos = Nanos::from_secs(256);
+/// How often a copy that finds no memory is tried.
+const MEMORY_TRIES: usize = 1_000;
+
+/// Why a move ended without a new map.
+enum MoveFailure {
+    Engine(EngineError),
+    Superblock(OpenError),
+    /// The first device cannot read a key of this partition.
+    Unreadable(usize, EngineError),
+    /// The second device lacks a write or has no space, or a device was replaced.
+    Broken,
+}
+
+impl From<EngineError> for MoveFailure {
+    fn from(error: EngineError) -> MoveFailure {
+        MoveFailure::Engine(error)
+    }
+}
+
+impl From<OpenError> for MoveFailure {
+    fn from(error: OpenError) -> MoveFailure {
+        MoveFailure::Superblock(error)
+    }
+}
+
+/// While a map is frozen: if the task is dropped, writes fail from then on.
+struct Frozen<'a> {
+    shared: &'a SharedMap,
+    is_thawed: bool,
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        if !self.is_thawed {
+            let (state, _) = self.shared.get();
+            self.shared.publish(MapState { writes: MovingWrites::Fail, ..(*state).clone() });
+        }
+    }
+}
+
+impl<E: Engine> SpannedCore<E> {
+    /// Moves partitions until it is dropped, on core 0. `report` receives the errors of moves.
+    pub(super) async fn rebalance(&self, handle: &ReactorHandle, report: impl Fn(EngineError)) {
+        if self.core != 0 || self.swaps().is_some() || self.shared.move_bytes_per_second == 0 {
+            return pending().await;
+        }
+        let (mut unreadable, mut retry) = (PartitionSet::default(), RETRY_MIN);
+        loop {
+            let change = self.map().change();
+            match self.rebalance_once(handle, &unreadable).await {
+                Ok(true) => retry = RETRY_MIN,
+                Ok(false) => self.shared.map.changed(change).await,
+                Err(failure) => {
+                    match failure {
+                        MoveFailure::Engine(error) => report(error),
+                        MoveFailure::Unreadable(partition, error) => {
+                            unreadable.insert(partition);
+                            report(error);
+                        }
+                        MoveFailure::Superblock(OpenError::Engine(error)) => report(error),
+                        MoveFailure::Superblock(_) | MoveFailure::Broken => {}
+                    }
+                    handle.sleep(retry).await;
+                    retry = Nanos((retry.0 * 2).min(RETRY_MAX.0));
+                }
+            }
+        }
+    }
+
+    /// The next step. False if there is nothing to do until something changes.
+    async fn rebalance_once(
+        &self,
+        handle: &ReactorHandle,
+        unreadable: &PartitionSet,
+    ) -> Result<bool, MoveFailure> {
+        let map = self.map();
+        if map.writes != MovingWrites::Both || !self.shared.map.all_cores_have(self.devices()) {
+            return Ok(false);
+        }
+        if map.moving.is_some() {
+            // Of a task that was dropped.
+            drop(map);
+            self.end_move(handle, |_| ()).await;
+            return Ok(true);
+        }
+        let left_over = map.left_over.iter().enumerate();
+        let mut left_over = left_over.filter(|(device, set)| !set.is_empty() && self.member(*device).is_ok());
+        if let Some((device, &set)) = left_over.next() {
+            drop(map);
+            self.delete_left_over(device, set, handle).await?;
+            return Ok(true);
+        }
+        let members = (0..self.devices()).map(|device| self.member(device)).collect::<Result<Vec<_>, _>>();
+        let Ok(members) = members else { return Ok(false) };
+        let bytes: Vec<_> = members.iter().map(|placed| placed.open().whole.geometry().bytes()).collect();
+        let planned = map.map.next_move(&bytes, unreadable);
+        drop(map);
+        match planned {
+            Some(planned) => self.move_partitions(planned, handle).await.map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits until no operation has a map any more.
+    async fn wait_for_end(&self, before: Arc<MapState>, handle: &ReactorHandle) {
+        while !SharedMap::has_ended(&before) {
+            // This core's own reference.
+            self.map();
+            if !SharedMap::has_ended(&before) {
+                handle.sleep(OPERATIONS_PERIOD).await;
+            }
+        }
+    }
+
+    /// Publishes the current map with changes, and waits until no operation has the one before.
+    async fn change_map(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
+        let (current, _) = self.shared.map.get();
+        let mut state = (*current).clone();
+        drop(current);
+        change(&mut state);
+        let before = self.shared.map.publish(state);
+        self.wait_for_end(before, handle).await;
+    }
+
+    /// Publishes the current map without a move, and waits until no operation has the one before.
+    async fn end_move(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
+        let without = |state: &mut MapState| {
+            (state.moving, state.writes) = (None, MovingWrites::Both);
+            change(state);
+        };
+        self.change_map(handle, without).await;
+    }
+
+    /// Changes the superblock of a device. REQUIRES: the lock of the structure.
+    async fn change_superblock(
+        &self,
+        placed: &PlacedMember<E>,
+        change: impl FnOnce(&mut SpanSuperblock),
+    ) -> Result<(), MoveFailure> {
+        let device = &placed.open().whole;
+        let (mut superblock, _) = read_superblock::<SpanSuperblock>(&**device).await?;
+        superblock.generation += 1;
+        change(&mut superblock);
+        write_superblock(&**device, &superblock).await.map_err(OpenError::from)?;
+        Ok(())
+    }
+
+    async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {
+        let PlannedMove { from, to, partitions } = planned;
+        let members = (self.member(from)?, self.member(to)?);
+        {
+            let _turn = self.shared.structure.exclude().await;
+            let note = |superblock: &mut SpanSuperblock| {
+                superblock.left_over = superblock.left_over.with(&partitions)
+            };
+            self.change_superblock(&members.1, note).await?;
+        }
+        let moving = Arc::new(PartitionMove::new(planned));
+        let of_map = Arc::clone(&moving);
+        self.change_map(handle, move |state| {
+            state.left_over[to] = state.left_over[to].with(&partitions);
+            state.moving = Some(of_map);
+        })
+        .await;
+        if let Err(failure) = self.copy_partitions(&moving, handle).await {
+            self.end_move(handle, |_| ()).await;
+            return Err(failure);
+        }
+        let mut frozen = Frozen { shared: &self.shared.map, is_thawed: false };
+        self.change_map(handle, |state| state.writes = MovingWrites::Wait).await;
+        let outcome = self.write_maps(&moving, &members).await;
+        match outcome {
+            Ok(()) => {
+                let moved = |state: &mut MapState| {
+                    (state.map, state.number) = (state.map.moved(&planned), state.number + 1);
+                    state.left_over[to] = state.left_over[to].without(&partitions);
+                    state.left_over[from] = state.left_over[from].with(&partitions);
+                };
+                frozen.is_thawed = true;
+                self.end_move(handle, moved).await;
+                Ok(())
+            }
+            Err(NotMoved { failure, numbers }) => {
+                if let Some(numbers) = numbers {
+                    frozen.is_thawed = true;
+                    self.end_move(handle, |state| state.number += numbers).await;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Writes the map of a move to the superblocks of all devices that serve. REQUIRES: no write of its partitions runs.
+    async fn write_maps(
+        &self,
+        moving: &PartitionMove,
+        (from, to): &(PlacedMember<E>, PlacedMember<E>),
+    ) -> Result<(), NotMoved> {
+        let planned = &moving.planned;
+        let _turn = self.shared.structure.exclude().await;
+        let before = |failure| NotMoved { failure, numbers: Some(0) };
+        let is_same = |device, placed: &PlacedMember<E>| {
+            let now = self.member(device);
+            now.is_ok_and(|now| now.replacements() == placed.replacements())
+        };
+        if moving.has_failed() || !is_same(planned.from, from) || !is_same(planned.to, to) {
+            return Err(before(MoveFailure::Broken));
+        }
+        // What hosts have flushed on the first device is to be as durable on the second one.
+        let flushed = to.engine().flush().await;
+        flushed.map_err(|error| before(self.error_of(to, planned.to, error).into()))?;
+        let state = self.map();
+        let (map, number) = (state.map.moved(planned), state.number + 1);
+        let old_map = state.map;
+        drop(state);
+        let of_second = |superblock: &mut SpanSuperblock| {
+            (superblock.map, superblock.map_number) = (map, number);
+            superblock.left_over = superblock.left_over.without(&planned.partitions);
+        };
+        if let Err(failure) = self.change_superblock(to, of_second).await {
+            // It may have the map nevertheless: a later one overrules it.
+            let overrule = |superblock: &mut SpanSuperblock| {
+                (superblock.map, superblock.map_number) = (old_map, number + 1);
+            };
+            let mut is_overruled = true;
+            for device in (0..self.devices()).filter(|&device| device != planned.to) {
+                if let Ok(placed) = self.member(device) {
+                    is_overruled &= self.change_superblock(&placed, overrule).await.is_ok();
+                }
+            }
+            return Err(NotMoved { failure, numbers: is_overruled.then_some(2) });
+        }
+        for device in 0..self.devices() {
+            let Ok(placed) = self.member(device) else { continue };
+            let of_other = |superblock: &mut SpanSuperblock| {
+                (superblock.map, superblock.map_number) = (map, number);
+                if device == planned.from {
+                    superblock.left_over = superblock.left_over.with(&planned.partitions);
+                }
+            };
+            if device != planned.to {
+                // One that fails gets it at the next opening: the second device has it.
+                let _ = self.change_superblock(&placed, of_other).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies all keys of a move to its second device.
+    async fn copy_partitions(
+        &self,
+        moving: &PartitionMove,
+        handle: &ReactorHandle,
+    ) -> Result<(), MoveFailure> {
+        let page_keys = if self.order == ListOrder::Keys { TREE_PAGE_KEYS } else { PAGE_KEYS };
+        let map = self.map().map;
+        let mut rest = Some(RingRange::FULL);
+        while let Some(range) = rest {
+            let from = self.member(moving.planned.from)?;
+            let mut page = Vec::new();
+            let mut collect = |entry: &ScanEntry<'_>| {
+                let has_space = page.len() < page_keys;
+                if has_space && moving.planned.partitions.has(map.partition_of(entry.position)) {
+                    let key = Key::new(entry.key).expect("a key of the volume");
+                    page.push((
+                        key,
+                        entry.position,
+                        if entry.is_tombstone { entry.version } else { Version::NONE },
+                    ));
+                }
+                has_space
+            };
+            let scanned = from.engine().scan(range, Version::NONE, &mut collect).await;
+            scanned.map_err(|error| self.error_of(&from, moving.planned.from, error))?;
+            rest = match page.last() {
+                Some((_, last, _)) if page.len() == page_keys && *last < range.last() => {
+                    RingRange::new(RingPosition(last.0 + 1), range.last())
+                }
+                _ => None,
+            };
+            for some in page.chunks(KEYS_AT_ONCE) {
+                let copies = some.iter().map(|(key, position, tombstone)| async {
+                    let copied = self.copy_locked(moving, (key, *position, *tombstone), handle).await;
+                    let partition = map.partition_of(*position);
+                    copied.map_err(|error| match error {
+                        EngineError::Corrupt { .. } => MoveFailure::Unreadable(partition, error),
+                        error => MoveFailure::Engine(error),
+                    })
+                });
+                let mut bytes = 0;
+                for copied in join_all(copies).await {
+                    match copied? {
+                        CopyOutcome::Copied(of_value) => bytes += OPERATION_BYTES + of_value as u64,
+                        CopyOutcome::Refused => return Err(MoveFailure::Broken),
+                    }
+                }
+                if moving.has_failed() {
+                    return Err(MoveFailure::Broken);
+                }
+                self.pace(bytes, handle).await;
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy_locked(
+        &self,
+        moving: &PartitionMove,
+        (key, position, tombstone): (&Key, RingPosition, Version),
+        handle: &ReactorHandle,
+    ) -> Result<CopyOutcome, EngineError> {
+        let mut tries = 0;
+        loop {
+            let copied = {
+                let _exclusive = moving.exclude(position).await;
+                self.copy_key(moving, key, tombstone).await
+            };
+            tries += 1;
+            match copied {
+                Err(EngineError::NoMemory) if tries < MEMORY_TRIES => handle.sleep(OPERATIONS_PERIOD).await,
+                copied => return copied,
+            }
+        }
+    }
+
+    /// Deletes the keys of partitions of other devices that a device has. REQUIRES: none of these partitions moves.
+    async fn delete_left_over(
+        &self,
+        device: usize,
+        set: PartitionSet,
+        handle: &ReactorHandle,
+    ) -> Result<(), MoveFailure> {
+        let placed = self.member(device)?;
+        let (map, seed) = (self.map().map, self.hash_seed());
+        let is_wanted = |key: &[u8]| set.has(map.partition_of(RingPosition::of_bytes(key, seed)));
+        let mut start = Key::new(b"").expect("it is short enough");
+        loop {
+            let mut keys = Vec::new();
+            let mut page = |key: &[u8]| {
+                let has_space = keys.len() < PAGE_KEYS;
+                if has_space && is_wanted(key) {
+                    keys.push(Key::new(key).expect("a key of the volume"));
+                }
+                has_space
+            };
+            let listed = placed.engine().list(&start, &mut page).await;
+            listed.map_err(|error| self.error_of(&placed, device, error))?;
+            for some in keys.chunks(KEYS_AT_ONCE) {
+                let deletes = some.iter().map(|key| placed.engine().delete_with(key, Version::NONE));
+                for deleted in join_all(deletes).await {
+                    deleted.map_err(|error| self.error_of(&placed, device, error))?;
+                }
+                self.pace(OPERATION_BYTES * some.len() as u64, handle).await;
+            }
+            match keys.pop() {
+                Some(last) if keys.len() + 1 == PAGE_KEYS => start = last,
+                _ => break,
+            }
+        }
+        let flushed = placed.engine().flush().await;
+        flushed.map_err(|error| self.error_of(&placed, device, error))?;
+        let _turn = self.shared.structure.exclude().await;
+        let clear =
+            |superblock: &mut SpanSuperblock| superblock.left_over = superblock.left_over.without(&set);
+        self.change_superblock(&placed, clear).await?;
+        let (current, _) = self.shared.map.get();
+        let mut state = (*current).clone();
+        state.left_over[device] = state.left_over[device].without(&set);
+        self.shared.map.publish(state);
+        Ok(())
+    }
+
+    /// Sleeps for as long as so many bytes may take.
+    async fn pace(&self, bytes: u64, handle: &ReactorHandle) {
+        let per_second = self.shared.move_bytes_per_second;
+        handle.sleep(Nanos(bytes.saturating_mul(1_000_000_000) / per_second)).await;
+    }
+}
+
+/// The map of a move was not written.
+struct NotMoved {
+    failure: MoveFailure,
+    /// By how many the number of the map has grown nevertheless; `None` if it is not known whether the second device has the map.
+    numbers: Option<u32>,
+}

@@ -1,0 +1,215 @@
+//! Which device has which keys, for all cores, while partitions move: each operation has one map from its begin to its end.
+//!
+//! ```text
+//!   publish ─▶ the map of operations that begin from here on, on any core          wait until the map before has no operation any more
+//!      each core keeps a reference of its own, so that operations count on a counter of their core; it is renewed when the number of changes differs
+//! ```
+//! In: maps, one after the other. Out: the current one. Invariants: an operation that begins after `publish` has returned has that map or a later one; once
+//! [`SharedMap::has_ended`] says so of a map, no operation has it.
+//! Tested below, and in `tests/spanned_growth.rs`.
+
+use super::partition_map::{PartitionMap, PlannedMove};
+use super::partition_set::PartitionSet;
+use crate::common::shared_lock::{SharedLock, SharedLockGuard};
+use octokv_base::RingPosition;
+use parking_lot::Mutex;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+/// The locks of keys that move: several keys share one.
+const LOCKS: usize = 256;
+
+/// Which device has which keys, at one moment.
+#[derive(Clone)]
+pub(super) struct MapState {
+    /// The device of each partition.
+    pub map: PartitionMap,
+    /// How many maps were before.
+    pub number: u32,
+    /// For each device the partitions of others of which it may have keys.
+    pub left_over: Vec<PartitionSet>,
+    /// The partitions that are copied to another device.
+    pub moving: Option<Arc<PartitionMove>>,
+    /// What writes of these do.
+    pub writes: MovingWrites,
+}
+
+/// What writes of keys whose partitions move do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MovingWrites {
+    /// They go to both devices.
+    Both,
+    /// They wait for the next map.
+    Wait,
+    /// They fail until the volume is opened again: which device counts depends on a superblock that may have been written.
+    Fail,
+}
+
+/// Partitions that move: until the map changes, their keys are written on both devices and read from the first.
+pub(super) struct PartitionMove {
+    pub planned: PlannedMove,
+    locks: Box<[SharedLock]>,
+    has_failed: AtomicBool,
+}
+
+/// See the module header.
+pub(super) struct SharedMap {
+    current: Mutex<Arc<MapState>>,
+    changes: AtomicU64,
+    wakers: Mutex<Vec<Waker>>,
+    /// For each core with a handle the number of devices of which it has one.
+    core_devices: Mutex<Vec<Option<usize>>>,
+}
+
+impl PartitionMove {
+    pub fn new(planned: PlannedMove) -> PartitionMove {
+        let locks = (0..LOCKS).map(|_| SharedLock::default()).collect();
+        PartitionMove { planned, locks, has_failed: AtomicBool::new(false) }
+    }
+
+    /// The lock of a key: it is written on both devices, or copied, by one operation at a time.
+    pub async fn exclude(&self, position: RingPosition) -> SharedLockGuard<'_> {
+        self.locks[(position.0 >> 64) as usize % LOCKS].exclude().await
+    }
+
+    /// The second device lacks a write: it does not get the partitions.
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Whether the second device lacks a write.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
+    }
+}
+
+impl MapState {
+    /// The move of the keys at a position, if they move.
+    #[inline]
+    pub fn move_of(&self, position: RingPosition) -> Option<&Arc<PartitionMove>> {
+        let of_partition =
+            |of: &&Arc<PartitionMove>| of.planned.partitions.has(self.map.partition_of(position));
+        self.moving.as_ref().filter(of_partition)
+    }
+
+    /// Whether a device may have keys that count for nothing.
+    pub fn has_left_over(&self) -> bool {
+        self.number > 0 || self.moving.is_some() || self.left_over.iter().any(|set| !set.is_empty())
+    }
+}
+
+impl SharedMap {
+    pub fn new(state: MapState) -> SharedMap {
+        SharedMap {
+            current: Mutex::new(Arc::new(state)),
+            changes: AtomicU64::new(0),
+            wakers: Mutex::default(),
+            core_devices: Mutex::default(),
+        }
+    }
+
+    /// The current map, and the number of the change that made it current.
+    pub fn get(&self) -> (Arc<MapState>, u64) {
+        let current = self.current.lock();
+        (Arc::clone(&current), self.changes.load(Ordering::Acquire))
+    }
+
+    /// The number of changes.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Makes a map the current one. Returns the one before.
+    pub fn publish(&self, state: MapState) -> Arc<MapState> {
+        let before = {
+            let mut current = self.current.lock();
+            self.changes.fetch_add(1, Ordering::Release);
+            std::mem::replace(&mut *current, Arc::new(state))
+        };
+        self.wake();
+        before
+    }
+
+    fn wake(&self) {
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether no core, and no operation, has a map that was current. REQUIRES: the caller has it from [`SharedMap::publish`], and is the only one.
+    pub fn has_ended(before: &Arc<MapState>) -> bool {
+        Arc::strong_count(before) == 1
+    }
+
+    /// Waits until the number of changes differs from this one.
+    pub async fn changed(&self, changes: u64) {
+        poll_fn(|context| {
+            let mut wakers = self.wakers.lock();
+            if self.changes() != changes {
+                return Poll::Ready(());
+            }
+            if !wakers.iter().any(|waker| waker.will_wake(context.waker())) {
+                wakers.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Notes of how many devices a core has handles, which is a change for those that wait for one.
+    pub fn set_core_devices(&self, core: usize, devices: usize) {
+        {
+            let mut of_cores = self.core_devices.lock();
+            if of_cores.len() <= core {
+                of_cores.resize(core + 1, None);
+            }
+            of_cores[core] = Some(devices);
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        self.wake();
+    }
+
+    /// Whether all cores that have handles have them of so many devices.
+    pub fn all_cores_have(&self, devices: usize) -> bool {
+        self.core_devices.lock().iter().flatten().all(|&of_core| of_core >= devices)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> MapState {
+        MapState {
+            map: PartitionMap::spread(&[1, 1]),
+            number: 0,
+            left_over: vec![PartitionSet::default(); 2],
+            moving: None,
+            writes: MovingWrites::Both,
+        }
+    }
+
+    #[test]
+    fn a_map_has_ended_once_no_operation_has_it() {
+        let shared = SharedMap::new(state());
+        let (of_operation, change) = shared.get();
+        assert_eq!((change, of_operation.has_left_over()), (0, false));
+        let before = shared.publish(MapState { number: 1, ..state() });
+        assert!(!SharedMap::has_ended(&before));
+        drop(of_operation);
+        assert!(SharedMap::has_ended(&before));
+        let (after, change) = shared.get();
+        assert_eq!((after.number, change, after.has_left_over()), (1, 1, true));
+    }
+
+    #[test]
+    fn keys_move_with_their_partition_alone() {
+        let partitions = [3].into_iter().collect();
+        let moving = PartitionMove::new(PlannedMove { from: 1, to: 0, partitions });
+        let state = MapState { moving: Some(Arc::new(moving)), ..state() };
+        assert!(state.move_of(RingPosition(3)).is_some() && state.move_of(RingPosition(0x103)).is_some());
+        assert!(state.move_of(RingPosition(4)).is_none() && state.has_left_over());
+    }
+}
