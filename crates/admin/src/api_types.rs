@@ -5,6 +5,7 @@
 //!   POST   /v1/namespaces               AddNamespace → NamespaceSummary
 //!   DELETE /v1/namespaces/NSID
 //!   POST   /v1/namespaces/NSID/replace  ReplaceDevice → NamespaceSummary
+//!   POST   /v1/namespaces/NSID/extend   AddDevice → NamespaceSummary
 //!   GET    /v1/hosts                    [NQN], "any" for every host
 //!   PUT    /v1/hosts/NQN, DELETE the same
 //!   GET    /v1/ana                      [AnaGroupStatus]
@@ -90,6 +91,20 @@ pub struct ReplaceDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
     /// Whether to discard data on the new device; otherwise it has to be new.
+    #[serde(default)]
+    pub discard: bool,
+}
+
+/// A device to add behind the several of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddDevice {
+    /// The file or block device.
+    pub device: String,
+    /// Size in bytes of a missing file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Whether to discard data on the device; otherwise it has to be new.
     #[serde(default)]
     pub discard: bool,
 }

@@ -3,7 +3,7 @@
 //! In: requests with documents of [`crate::api_types`]. Out: the responses of [`AdminService`]. Nothing here runs on a
 //! data core.
 
-use crate::api_types::{AddNamespace, ErrorBody, NamespaceSummary, ReplaceDevice, SetAnaState};
+use crate::api_types::{AddDevice, AddNamespace, ErrorBody, NamespaceSummary, ReplaceDevice, SetAnaState};
 use crate::scheduling_api::{
     RENAMED_PATHS, SCHEDULING_INTERVAL_PATH, SCHEDULING_PATH, SchedConfigPatch, renamed_setting,
     unknown_field,
@@ -182,6 +182,7 @@ fn router(service: Arc<AdminService>) -> Router {
         .route("/v1/namespaces/{nsid}", delete(remove_namespace))
         .route("/v1/namespaces/{nsid}/compact", post(compact_namespace))
         .route("/v1/namespaces/{nsid}/replace", post(replace_device))
+        .route("/v1/namespaces/{nsid}/extend", post(add_device))
         .route("/v1/hosts", get(hosts))
         .route("/v1/hosts/{name}", put(allow_host).delete(deny_host))
         .route("/v1/ana", get(ana_groups))
@@ -259,6 +260,17 @@ async fn replace_device(
         Ok(Json(request)) => {
             run_blocking(service, move |service| service.replace_device(nsid, &request)).await
         }
+        Err(rejection) => invalid_body_response(&rejection),
+    }
+}
+
+async fn add_device(
+    State(service): ServiceState,
+    InPath(nsid): InPath<u32>,
+    request: Result<Json<AddDevice>, JsonRejection>,
+) -> Response {
+    match request {
+        Ok(Json(request)) => run_blocking(service, move |service| service.add_device(nsid, &request)).await,
         Err(rejection) => invalid_body_response(&rejection),
     }
 }

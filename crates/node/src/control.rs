@@ -58,6 +58,13 @@ pub enum NamespaceChange<D> {
         /// The new device.
         device: D,
     },
+    /// Serve a namespace with another device behind its others, which its volume has.
+    AddDevice {
+        /// The namespace.
+        id: NamespaceId,
+        /// The new device.
+        device: D,
+    },
     /// Stop serving a namespace; the response is sent when none of its requests is left.
     Detach(NamespaceId),
 }
@@ -177,6 +184,26 @@ pub fn replace_on_cores<D: Clone>(
         check_response(core, exchange(core, change))
     };
     (0..cores).map(&mut replace).fold(Ok(()), Result::and)
+}
+
+/// Gives every core the last device of a namespace, which was added. `exchange` as in [`attach_to_cores`].
+/// REQUIRES: no other change of namespaces is in progress.
+///
+/// # Errors
+/// The first core that failed; the others have the device nevertheless.
+///
+/// # Panics
+/// If the namespace has no device.
+pub fn extend_on_cores<D: Clone>(
+    cores: usize,
+    namespace: &CoreNamespace<D>,
+    mut exchange: impl FnMut(usize, NamespaceChange<D>) -> Option<io::Result<()>>,
+) -> Result<(), CoreChangeError> {
+    let mut extend = |core| {
+        let device = namespace.devices.last().expect("the new one").clone();
+        check_response(core, exchange(core, NamespaceChange::AddDevice { id: namespace.id, device }))
+    };
+    (0..cores).map(&mut extend).fold(Ok(()), Result::and)
 }
 
 /// Detaches a namespace from every core: from the first one last, since it runs the volume's maintenance. `exchange` as

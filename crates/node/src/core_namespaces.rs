@@ -152,6 +152,25 @@ impl<D: OpenDevice> CoreNamespaces<D> {
         Ok(())
     }
 
+    /// Serves a namespace with another device behind its others, which its volume has. Does nothing without the namespace.
+    ///
+    /// # Errors
+    /// The core's queue cannot open the device: no partition moves to it.
+    pub fn add_device(&mut self, id: NamespaceId, device: D) -> io::Result<()> {
+        let Some(served) = self.served.iter_mut().find(|served| served.namespace.id == id) else {
+            return Ok(());
+        };
+        let opened = device.open_for_core(&self.handle)?;
+        if let (NamespaceVolume::Kv(volume), Some(NamespaceBackend::Kv(kv_backend))) =
+            (&served.namespace.volume, self.table.get(id).as_deref())
+        {
+            kv_backend.device_names.borrow_mut().push(opened.name().into());
+            volume.extend_engine(&kv_backend.engine, (self.core, &opened, &self.pool));
+        }
+        served.namespace.devices.push(device);
+        Ok(())
+    }
+
     /// Compacts a namespace fully, beside its maintenance. `on_compacted` receives the result, and is dropped if the namespace is
     /// detached first.
     ///

@@ -5,7 +5,7 @@
 //! - [`config`], `validate`, `error`: configuration of a node, its validation, and the errors of a start, change or stop.
 //! - [`node_core`]: one core on the sockets and devices of any driver: reactor, namespaces, control messages.
 //! - [`control`], [`core_namespaces`]: control messages to cores; namespaces of one core, attached and detached.
-//! - `node_parts`: what a node has before its cores start. `device_replacement`: another device for one that is lost.
+//! - `node_parts`: what a node has before its cores start. `device_replacement`: another device for one that is lost. `device_addition`: one more.
 //! - `core_thread`: runs a core on a thread with the kernel's sockets and devices.
 //! - `reactor`: one iteration of a core: sockets, messages, backends, device, outgoing sessions, responses.
 //! - [`connection_io`]: bytes of one connection between its socket and its protocol state machine.
@@ -36,6 +36,7 @@ pub mod control;
 pub mod core_metrics;
 pub mod core_namespaces;
 mod core_thread;
+mod device_addition;
 mod device_driver;
 mod device_replacement;
 mod error;

@@ -12,7 +12,7 @@
 use crate::config::{DeviceConfig, ExistingDataPolicy, NamespaceConfig, NodeConfig};
 use crate::control::{
     ControlMessage, ControlQueue, CoreChangeError, CoreStatus, NamespaceChange, OnCompacted, attach_to_cores,
-    detach_from_cores, replace_on_cores,
+    detach_from_cores, extend_on_cores, replace_on_cores,
 };
 use crate::core_namespaces::NamespaceVolume;
 use crate::core_thread::{CoreGuard, CoreMain, CoreThread, NodeShared, RunningCore, StartReport};
@@ -293,6 +293,32 @@ impl RunningNode {
         self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
         changed.map_err(|error| self.change_error(error))?;
         Ok(self.status_of(&replaced))
+    }
+
+    /// Adds a device behind the several of a namespace, which is served meanwhile. Partitions of the others then move to it, paced.
+    ///
+    /// # Errors
+    /// No such namespace, one on a single device or with swap regions; what [`RunningNode::add_namespace`] has for the new device, which has to be new unless `existing` discards what it
+    /// holds. What is served has not changed then, but the next opening may need the new device; with [`StartError::Core`] no partition moves to it until the namespace is
+    /// opened again.
+    pub fn extend_namespace(
+        &self,
+        id: NamespaceId,
+        device: DeviceConfig,
+        existing: ExistingDataPolicy,
+    ) -> Result<NamespaceStatus, NamespaceChangeError> {
+        let _change_guard = lock(&self.change_lock);
+        let namespace = lock(&self.namespaces).get(&id).cloned();
+        let namespace = namespace.ok_or(NamespaceChangeError::Missing(id))?;
+        let extended = namespace.extended(device, existing, NamespaceOpenOptions::of(&self.config))?;
+        let changed = extend_on_cores(self.threads.len(), &extended.for_cores(), |core, change| {
+            self.apply_on_core(core, change)
+        });
+        lock(&self.namespaces).insert(id, extended.clone());
+        let info = extended.info(self.target.config().key_bytes_max);
+        self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
+        changed.map_err(|error| self.change_error(error))?;
+        Ok(self.status_of(&extended))
     }
 
     /// Compacts a namespace fully, beside its requests, on the first core. `on_compacted` receives the result there.

@@ -150,6 +150,9 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
             ) => {
                 let _ = response_tx.send(self.namespaces.replace_device(id, at, device));
             }
+            ControlMessage::ChangeNamespaces(NamespaceChange::AddDevice { id, device }, response_tx) => {
+                let _ = response_tx.send(self.namespaces.add_device(id, device));
+            }
             ControlMessage::ChangeNamespaces(NamespaceChange::Detach(id), response_tx) => {
                 self.namespaces.detach(id, response_tx);
             }

@@ -7,8 +7,8 @@ use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum};
 use octokv_admin::DeviceNames;
 use octokv_admin::api_types::{
-    AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType, ReplaceDevice,
-    SetAnaState,
+    AddDevice, AddNamespace, AnaGroupStatus, ExistingDataMode, NamespaceSummary, NamespaceType,
+    ReplaceDevice, SetAnaState,
 };
 use octokv_admin::http_client::{self, AdminClientError, encode_path_segment};
 use std::io::Write;
@@ -33,6 +33,8 @@ pub enum NsCommand {
     Add(NsAddArgs),
     /// Replace a lost device of a namespace on several, while the others are served. The keys that it held are given up.
     Replace(NsReplaceArgs),
+    /// Add a device to a namespace on several, while it is served. Its part of the keys then moves to it, paced.
+    Extend(NsExtendArgs),
     /// Remove a namespace that was added at run time; the data stays on its device.
     Remove {
         /// Namespace ID.
@@ -116,6 +118,24 @@ pub struct NsReplaceArgs {
     #[arg(long)]
     pub size: Option<Size>,
     /// Discard the data on the new device.
+    #[arg(long)]
+    pub format: bool,
+    #[command(flatten)]
+    pub admin_args: AdminArgs,
+}
+
+/// Arguments of `ns extend`.
+#[derive(Debug, Args)]
+pub struct NsExtendArgs {
+    /// Namespace ID.
+    pub nsid: u32,
+    /// The file or block device that is added; a missing file is created if --size is given.
+    #[arg(long, value_name = "PATH")]
+    pub device: String,
+    /// Size of a missing file; an existing device keeps its size.
+    #[arg(long)]
+    pub size: Option<Size>,
+    /// Discard the data on the device.
     #[arg(long)]
     pub format: bool,
     #[command(flatten)]
@@ -238,10 +258,9 @@ pub fn ns(command: &NsCommand) -> CliResult {
             if add.admin_args.json { print_json(&added) } else { print_namespaces(&[added]) }
         }
         NsCommand::Replace(replace) => {
-            let path = std::path::absolute(&replace.device).map_err(|error| anyhow!("device: {error}"))?;
             let request = ReplaceDevice {
                 lost: replace.lost.clone(),
-                device: path.to_str().ok_or_else(|| anyhow!("device: the path is not UTF-8"))?.to_owned(),
+                device: absolute_device(&replace.device)?,
                 size_bytes: replace.size.map(|size| size.0),
                 discard: replace.format,
             };
@@ -257,6 +276,24 @@ pub fn ns(command: &NsCommand) -> CliResult {
             }
             if replace.admin_args.json { print_json(&replaced) } else { print_namespaces(&[replaced]) }
         }
+        NsCommand::Extend(extend) => {
+            let request = AddDevice {
+                device: absolute_device(&extend.device)?,
+                size_bytes: extend.size.map(|size| size.0),
+                discard: extend.format,
+            };
+            let path = format!("/v1/namespaces/{}/extend", extend.nsid);
+            let socket = extend.admin_args.socket_path()?;
+            let extended: NamespaceSummary =
+                http_client::post(&socket, &path, &request).map_err(to_cli_error)?;
+            if !extended.added {
+                eprintln!(
+                    "namespace {} is of the configuration: name {} there behind its other devices before the next start",
+                    extend.nsid, request.device
+                );
+            }
+            if extend.admin_args.json { print_json(&extended) } else { print_namespaces(&[extended]) }
+        }
         NsCommand::Remove { nsid, admin_args } => {
             http_client::delete(&admin_args.socket_path()?, &format!("/v1/namespaces/{nsid}"))
                 .map_err(to_cli_error)
@@ -267,6 +304,15 @@ pub fn ns(command: &NsCommand) -> CliResult {
             if admin_args.json { print_json(&all) } else { print_namespaces(&all) }
         }
     }
+}
+
+/// The absolute path of a device, for a node that has another working directory.
+///
+/// # Errors
+/// There is none, or it is not UTF-8.
+fn absolute_device(device: &str) -> anyhow::Result<String> {
+    let path = std::path::absolute(device).map_err(|error| anyhow!("device: {error}"))?;
+    Ok(path.to_str().ok_or_else(|| anyhow!("device: the path is not UTF-8"))?.to_owned())
 }
 
 /// Prints a JSON document.

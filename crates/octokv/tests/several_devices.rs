@@ -252,6 +252,63 @@ fn a_lost_device_is_replaced_while_the_others_are_served() {
     }
 }
 
+/// The keys that `ns list` shows for each device of the namespace.
+fn keys_by_device(admin: &[&str]) -> Vec<u32> {
+    let listed = octokv([&["ns", "list"][..], admin].concat());
+    let keys_of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| word.starts_with("keys"))?;
+        words[at - 1].parse().ok()
+    };
+    listed.stdout_ok().lines().skip(1).filter_map(keys_of).collect()
+}
+
+#[test]
+fn a_device_is_added_and_gets_its_part_of_the_keys_while_they_are_served() {
+    for engine in ["hash", "lsm", "log"] {
+        let directory = temp_directory();
+        let devices = paths(directory.path(), &["a", "b"]);
+        let socket = directory.path().join("admin.sock");
+        let admin = ["--admin", socket.to_str().unwrap()];
+        let options = [&["--engine", engine][..], &admin].concat();
+        let mut server = start(directory.path(), &devices, &options);
+        fill(&server);
+        let new = paths(directory.path(), &["new"]).remove(0);
+        let extend = |nsid: &str, device: &str, more: &[&str]| {
+            let fixed = ["ns", "extend", nsid, "--device", device];
+            octokv([&fixed[..], more, &admin].concat())
+        };
+        let size = ["--size", "32MiB"];
+        extend("2", &new, &size).assert_failed(1, &["there is no namespace 2"]);
+        extend("1", &new, &[]).assert_failed(2, &["with a size (--size) it is created"]);
+        extend("1", &devices[0], &["--format"]).assert_failed(2, &["is there twice"]);
+        extend("1", &new, &["--size", "1KiB"]).assert_failed(2, &[&new]);
+        assert!(!Path::new(&new).exists(), "the file of an addition that failed is left");
+        let extended = extend("1", &new, &size);
+        let note = format!("name {new} there behind its other devices");
+        assert!(extended.code == 0 && extended.stderr.contains(&note), "{}", extended.stderr);
+        let begun = std::time::Instant::now();
+        loop {
+            assert_all(&server);
+            let keys = keys_by_device(&admin);
+            assert_eq!(keys.len(), 3, "{engine}");
+            let is_left_over = engine != "lsm" && keys.iter().sum::<u32>() != KEYS;
+            if keys[2] >= KEYS / 6 && !is_left_over {
+                break;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "{engine}: {keys:?}");
+        }
+        fill(&server);
+        server.kill();
+        refused(&devices, &["--engine", engine], &["the volume has 3 devices, and 2 are given"]);
+        let with_new = [new.clone(), devices[1].clone(), devices[0].clone()];
+        let server = start(directory.path(), &with_new, &options);
+        assert_all(&server);
+        server.stop();
+        check(&with_new).stdout_ok();
+    }
+}
+
 #[test]
 fn a_replaced_device_of_an_added_namespace_is_that_of_the_next_start() {
     let directory = temp_directory();
