@@ -9,6 +9,7 @@ use crate::namespace_summary::namespace_summary;
 use crate::service::{AdminError, AdminService};
 use crate::state_file::PersistedState;
 use octokv_base::NamespaceId;
+use octokv_engine::OpenError;
 use octokv_node::{
     DeviceConfig, DeviceOpenError, ExistingDataPolicy, NamespaceChangeError, NamespaceStatus, StartError,
 };
@@ -111,7 +112,15 @@ impl AdminService {
                 error,
                 NamespaceChangeError::Open(StartError::Device { error: DeviceOpenError::InUse, .. })
             );
-            if is_missing && !is_of_another && self.namespace_on(nsid, path).is_none() {
+            // Devices of the volume may count it.
+            let is_needed = matches!(
+                error,
+                NamespaceChangeError::Open(StartError::Volume {
+                    error: OpenError::AdditionUnfinished { .. },
+                    ..
+                })
+            );
+            if is_missing && !is_of_another && !is_needed && self.namespace_on(nsid, path).is_none() {
                 // If the removal fails, an unused file remains.
                 let _ = std::fs::remove_file(path);
             }

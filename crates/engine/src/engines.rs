@@ -75,7 +75,7 @@ impl AnyVolume {
     /// Adds a device to a volume on several: [`SpannedVolume::add`].
     ///
     /// # Errors
-    /// As there; [`OpenError::NotSpanned`].
+    /// As there; [`OpenError::NotExtendable`].
     pub async fn add(
         &self,
         devices: &[Rc<dyn Device>],
@@ -85,7 +85,7 @@ impl AnyVolume {
     ) -> Result<(), OpenError> {
         match self {
             AnyVolume::Spanned(volume) => boxed(volume.add(devices, pool, config, prepare)).await,
-            _ => Err(OpenError::NotSpanned),
+            _ => Err(OpenError::NotExtendable),
         }
     }
 

@@ -65,6 +65,33 @@ pub enum OpenError {
     /// The volume is on one device, which takes down all of its keys.
     #[error("it is on one device, and nothing of it would be left")]
     NotSpanned,
+    /// A device is to be added to a volume that was formatted on one device.
+    #[error("its volume is on one device alone, and only one that was formatted on several can get another")]
+    NotExtendable,
+    /// A device is to be added while another one of the volume is not available.
+    #[error(
+        "device {index} of the volume is not available: it has to be there, or to be replaced, before another is added"
+    )]
+    OtherDeviceAbsent {
+        /// Its index in the volume.
+        index: u16,
+    },
+    /// A device is to be added, and a core has no handle on one that was added before.
+    #[error(
+        "a core could not open device {index} of the volume: open the namespace again before another is added"
+    )]
+    CoreLacksDevice {
+        /// Its index in the volume.
+        index: u16,
+    },
+    /// The addition of a device ended after it was recorded on some devices of the volume.
+    #[error(
+        "device {index} of the volume could not record the addition, and others may have: keep the new device, and repeat the addition"
+    )]
+    AdditionUnfinished {
+        /// The index of the device that failed.
+        index: u16,
+    },
     /// A device is to be added to a volume with swap regions, whose keys do not move yet.
     #[error("a volume with swap regions cannot get another device")]
     SpanSwaps,

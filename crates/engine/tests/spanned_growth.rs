@@ -42,7 +42,14 @@ struct Growing {
 
 impl Growing {
     /// A volume that was opened with a device less than these, which is added.
-    fn begin(fixture: &SpannedFixture, devices: &Devices, mut complete: Box<dyn FnMut()>) -> Growing {
+    fn begin(fixture: &SpannedFixture, devices: &Devices, complete: Box<dyn FnMut()>) -> Growing {
+        let mut growing = Growing::open(fixture, devices, complete);
+        growing.add(fixture, devices);
+        growing
+    }
+
+    /// A volume that is opened with a device less than these.
+    fn open(fixture: &SpannedFixture, devices: &Devices, mut complete: Box<dyn FnMut()>) -> Growing {
         let old = &devices[..devices.len() - 1];
         let volume = block_on(fixture.open_volume(old), &mut complete).expect("opens");
         let engines: Vec<_> = (0..2).map(|core| Rc::new(volume.engine(core, old, pool()))).collect();
@@ -57,11 +64,15 @@ impl Growing {
             let of_task = Rc::clone(engine);
             tasks.add(async move { of_task.run_abandoned().await });
         }
-        let (pool, configs) = (pool(), (&fixture.open_config(), &fixture.format));
-        block_on(volume.add(devices, &pool, configs, |_| {}), &mut complete).expect("adds");
         let model = (0..KEYS).collect();
         let random = Prng::new(5);
         Growing { volume, engines, handle, tasks, now, random, complete, model, operations: KEYS }
+    }
+
+    /// Adds the last of the devices.
+    fn add(&mut self, fixture: &SpannedFixture, devices: &Devices) {
+        let (pool, configs) = (pool(), (&fixture.open_config(), &fixture.format));
+        block_on(self.volume.add(devices, &pool, configs, |_| {}), &mut self.complete).expect("adds");
     }
 
     /// Gives the handles the new device.
@@ -113,7 +124,7 @@ impl Growing {
         Ok(())
     }
 
-    /// Reads a key. Gives whether it is served.
+    /// Reads a key, which has the value of the model.
     fn check(&mut self, number: u64) {
         let key = key_of(number);
         let read = self.end(async |engine| engine.get(&key).await).expect("no fault");
@@ -180,7 +191,7 @@ impl VerifyObserver for Quiet {
     fn keys_verified(&mut self, _: u64, _: u64) {}
 }
 
-/// The model of a volume that was just filled: key 0 has the operation 0.
+/// A volume whose handles have the device that was added.
 fn grown(fixture: &SpannedFixture, devices: &Devices) -> Growing {
     let mut growing = Growing::begin(fixture, devices, Box::new(|| {}));
     growing.extend(devices);
@@ -251,7 +262,7 @@ fn keys_stay_where_they_were_as_long_as_a_listing_reads_them_there() {
         let fixture = SpannedFixture::new(engine);
         let mut devices = filled(&fixture, 3);
         devices.extend(blank(1));
-        let mut growing = Growing::begin(&fixture, &devices, Box::new(|| {}));
+        let mut growing = Growing::open(&fixture, &devices, Box::new(|| {}));
         let (may_go_on, count): (Rc<Cell<bool>>, Rc<Cell<usize>>) = Default::default();
         let (handle, of_core) = (growing.handle.clone(), Rc::clone(&growing.engines[1]));
         let mut sink = PausedListing { handle, may_go_on: Rc::clone(&may_go_on), count: Rc::clone(&count) };
@@ -260,6 +271,7 @@ fn keys_stay_where_they_were_as_long_as_a_listing_reads_them_there() {
             of_core.list(&start, &mut sink).await.expect("no fault");
         });
         growing.step();
+        growing.add(&fixture, &devices);
         growing.extend(&devices);
         (0..500).for_each(|_| growing.step());
         assert_eq!((growing.moved(), count.get()), (0, 0), "{engine}: it has not ended");
@@ -343,10 +355,10 @@ fn a_device_that_cannot_be_added_is_refused_and_changes_nothing() {
     let mut with_absent = devices.clone();
     with_absent[1] = Rc::new(UnavailableDevice::new("gone".to_owned()));
     with_absent.extend(blank(1));
-    assert!(add(&fixture, &with_absent).is_err());
+    assert_eq!(add(&fixture, &with_absent), Err(OpenError::OtherDeviceAbsent { index: 1 }));
     let alone = blank(2);
     run(AnyVolume::format(&alone[..1], &fixture.format)).expect("formats");
-    assert_eq!(add(&fixture, &alone), Err(OpenError::NotSpanned));
+    assert_eq!(add(&fixture, &alone), Err(OpenError::NotExtendable));
     let swapping = SpannedFixture::swapping(EngineKind::Hash);
     let mut of_swapping = filled(&swapping, 2);
     of_swapping.extend(blank(1));

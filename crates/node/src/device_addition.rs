@@ -22,7 +22,8 @@ impl OpenNamespace {
     /// The namespace with a new device behind its others. Its cores do not have it yet.
     ///
     /// # Errors
-    /// A namespace on one device, or of blocks; an invalid device, or one with data; one that fails. The volume goes on without it.
+    /// A namespace on one device, or of blocks; an invalid device, or one with data; one that fails. The open volume is unchanged; with [`OpenError::AdditionUnfinished`] the next opening may need
+    /// the new device: the addition has to be repeated.
     pub fn extended(
         &self,
         device: DeviceConfig,
@@ -30,7 +31,7 @@ impl OpenNamespace {
         options: NamespaceOpenOptions,
     ) -> Result<OpenNamespace, NamespaceChangeError> {
         let (NamespaceVolume::Kv(volume), [_, _, ..]) = (&self.volume, &self.devices[..]) else {
-            let (name, error) = (self.devices[0].name(), OpenError::NotSpanned);
+            let (name, error) = (self.devices[0].name(), OpenError::NotExtendable);
             return Err(NamespaceChangeError::Open(StartError::Volume { name, error }));
         };
         self.extended_volume(volume, device, existing, options).map_err(NamespaceChangeError::Open)

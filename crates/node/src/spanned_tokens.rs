@@ -4,7 +4,7 @@
 //! the fair queue: it orders the requests that are on a core, and the shares bound those that hosts send.
 //! Tested below.
 
-use octokv_base::RingPosition;
+use octokv_engine::spanned::SPAN_DEVICES_MAX;
 use octokv_engine::{AnyVolume, DeviceQueue, SpannedVolume};
 use octokv_nvmf::{HostWeights, TokenCommand, TokenShares, TokenSource};
 use octokv_sched::{CostKind, SchedConfig};
@@ -15,16 +15,13 @@ use std::sync::Arc;
 /// The devices of a volume that have queues.
 pub(crate) struct SpannedTokens {
     volume: SpannedVolume<AnyVolume>,
-    map: [u8; octokv_wire::device_log::DEVICE_PARTITIONS],
-    hash_seed: u64,
 }
 
 impl SpannedTokens {
     /// The tokens of a volume; `None` if it is on one device, or without queues.
     pub fn of(volume: &AnyVolume) -> Option<Arc<TokenShares>> {
         let AnyVolume::Spanned(volume) = volume else { return None };
-        let (map, hash_seed) = volume.placement();
-        let tokens = || Arc::new(SpannedTokens { volume: volume.clone(), map, hash_seed });
+        let tokens = || Arc::new(SpannedTokens { volume: volume.clone() });
         (!volume.device_queues().is_empty()).then(|| TokenShares::new(tokens()))
     }
 }
@@ -52,12 +49,11 @@ fn entry_of(queue: &DeviceQueue) -> DeviceEntry {
 
 impl TokenSource for SpannedTokens {
     fn device_of(&self, key: &[u8]) -> u8 {
-        let partition = RingPosition::of_bytes(key, self.hash_seed).0 as u8;
-        self.map[usize::from(partition)]
+        self.volume.device_of(key) as u8
     }
 
-    fn devices(&self) -> usize {
-        self.volume.device_queues().len()
+    fn devices_max(&self) -> usize {
+        SPAN_DEVICES_MAX
     }
 
     fn capacity(&self, device: u8) -> u32 {
@@ -79,7 +75,8 @@ impl TokenSource for SpannedTokens {
 
     fn device_log(&self) -> DeviceLog {
         let devices = self.volume.device_queues().iter().map(|queue| entry_of(queue)).collect();
-        DeviceLog { hash_seed: self.hash_seed, map: self.map, devices }
+        let (map, hash_seed) = self.volume.placement();
+        DeviceLog { hash_seed, map, devices }
     }
 }
 
@@ -92,7 +89,7 @@ pub(crate) fn host_weights(config: &SchedConfig) -> HostWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_base::BufferPool;
+    use octokv_base::{BufferPool, RingPosition};
     use octokv_device::Device;
     use octokv_device::memory::{MemoryDevice, RamDisk};
     use octokv_engine::conformance::key_of;
@@ -125,8 +122,7 @@ mod tests {
     fn hosts_find_the_device_of_a_key_by_the_log() {
         let volume = volume(Some(StartingCosts::default()));
         let AnyVolume::Spanned(spanned) = &volume else { panic!("it spans devices") };
-        let (map, hash_seed) = spanned.placement();
-        let source = SpannedTokens { volume: spanned.clone(), map, hash_seed };
+        let source = SpannedTokens { volume: spanned.clone() };
         let log = DeviceLog::check(&source.device_log().encode()).expect("is valid");
         assert_eq!(log.devices.len(), 3);
         for key in (0..200).map(key_of) {
@@ -138,7 +134,7 @@ mod tests {
         }
         let DeviceEntry { capacity, free, get, put, delete } = log.devices[2];
         assert_eq!((capacity, free, source.free_tokens(2), source.free_tokens(3)), (512, 512, 512, 0));
-        assert_eq!((source.devices(), source.capacity(2), source.capacity(3)), (3, 512, 0));
+        assert_eq!((source.capacity(2), source.capacity(3)), (512, 0));
         let idle = QueueReport {
             capacity: 512,
             get_cost: 16,

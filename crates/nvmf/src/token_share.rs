@@ -14,8 +14,8 @@
 //! those before it did. The shares say how much a host may send; which request is next on a core is decided by the node's fair queue alone, by the same weights, and the
 //! queue of the device bounds what is active, and keeps its order.
 //!
-//! Invariants: the windows of the active controllers together are the capacity, but for rounding up; a controller without commands has no part; a hold
-//! that is dropped, with its connection or otherwise, has no cost. Passive, without a clock. Tested below, and with hosts that compete in `crates/node`.
+//! Invariants: the parts of the active controllers together are the capacity, but for rounding up, and windows exceed them by what is free at most; a controller without commands does not
+//! lessen the parts of others; a hold that is dropped, with its connection or otherwise, has no cost. Passive, without a clock. Tested below, and with hosts that compete in `tests/token_competition.rs`.
 
 use octokv_wire::device_log::DeviceLog;
 use parking_lot::Mutex;
@@ -44,8 +44,8 @@ pub enum TokenCommand {
 
 /// The devices of a namespace that have tokens. Shared by all cores.
 pub trait TokenSource: fmt::Debug + Send + Sync {
-    /// The number of devices.
-    fn devices(&self) -> usize;
+    /// The most devices that the namespace may get.
+    fn devices_max(&self) -> usize;
     /// The index of the device of a key.
     fn device_of(&self, key: &[u8]) -> u8;
     /// The tokens that may be active on a device; 0 if there is none of this index.
@@ -134,7 +134,7 @@ pub struct TokenHold {
 impl TokenShares {
     /// The shares of devices without commands.
     pub fn new(source: Arc<dyn TokenSource>) -> Arc<TokenShares> {
-        let devices = (0..source.devices()).map(|_| Mutex::default()).collect();
+        let devices = (0..source.devices_max()).map(|_| Mutex::default()).collect();
         Arc::new(TokenShares { source, devices })
     }
 
@@ -231,7 +231,7 @@ mod tests {
     }
 
     impl TokenSource for TestSource {
-        fn devices(&self) -> usize {
+        fn devices_max(&self) -> usize {
             1
         }
         fn device_of(&self, key: &[u8]) -> u8 {

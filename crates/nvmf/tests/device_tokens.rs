@@ -19,7 +19,7 @@ impl TokenSource for TestTokens {
     fn device_of(&self, key: &[u8]) -> u8 {
         key[0]
     }
-    fn devices(&self) -> usize {
+    fn devices_max(&self) -> usize {
         10
     }
     fn capacity(&self, device: u8) -> u32 {

@@ -54,7 +54,7 @@ struct Published {
 }
 
 impl TokenSource for Published {
-    fn devices(&self) -> usize {
+    fn devices_max(&self) -> usize {
         1
     }
     fn device_of(&self, _key: &[u8]) -> u8 {

@@ -135,7 +135,7 @@ pub struct NsExtendArgs {
     /// Size of a missing file; an existing device keeps its size.
     #[arg(long)]
     pub size: Option<Size>,
-    /// Discard the data on the device.
+    /// Take a device that existed before, and discard what it holds: needed for every block device.
     #[arg(long)]
     pub format: bool,
     #[command(flatten)]
@@ -288,7 +288,7 @@ pub fn ns(command: &NsCommand) -> CliResult {
                 http_client::post(&socket, &path, &request).map_err(to_cli_error)?;
             if !extended.added {
                 eprintln!(
-                    "namespace {} is of the configuration: name {} there behind its other devices before the next start",
+                    "namespace {} is of the configuration: add {} to its devices there before the next start, or it will not open",
                     extend.nsid, request.device
                 );
             }

@@ -285,7 +285,7 @@ fn a_device_is_added_and_gets_its_part_of_the_keys_while_they_are_served() {
         extend("1", &new, &["--size", "1KiB"]).assert_failed(2, &[&new]);
         assert!(!Path::new(&new).exists(), "the file of an addition that failed is left");
         let extended = extend("1", &new, &size);
-        let note = format!("name {new} there behind its other devices");
+        let note = format!("add {new} to its devices there before the next start");
         assert!(extended.code == 0 && extended.stderr.contains(&note), "{}", extended.stderr);
         let begun = std::time::Instant::now();
         loop {

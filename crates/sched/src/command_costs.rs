@@ -12,7 +12,7 @@
 //! latency and a cost of several Gets (Gimbal, SIGCOMM 2021, §3.2). So the times are fitted to the lengths of rounds,
 //! by normalized least mean squares: it changes only the kinds that occur in a round, each in proportion to its part.
 //! As long as the mix of kinds is constant the times stay as near to their starting ratios as the sum allows. ReFlex
-//! (ASPLOS 2017, §3.2.1) measures the same times offline; `octokv calibrate` gives starting values in this way.
+//! (ASPLOS 2017, §3.2.1) measures the same times offline; starting values are constants here.
 //!
 //! Invariants: the cost of a Get of up to 4 KiB is 16 tokens; that of another kind is within an eighth and eight times
 //! its starting cost, and at least 1. Tested below and in `device_tokens`.

@@ -141,7 +141,7 @@ struct TokenRound {
     tokens: [u64; CostKind::COUNT],
     starting_tokens: [u64; CostKind::COUNT],
     latency_ns: [u64; CostKind::COUNT],
-    /// Whether a command had to wait for tokens, or half of them were in flight: hosts that know the free ones do not send what would wait
+    /// Whether a command had to wait for tokens, or half of them were in flight: hosts that know their windows do not send what would wait
     /// (a congestion window counts as used from its half on, RFC 7661, 4.3).
     was_used_up: bool,
     /// Whether less than half of the capacity was in flight at some time.
@@ -164,7 +164,7 @@ pub struct DeviceTokens {
     resume_with: Option<u32>,
     /// Rounds since the last renewal of the floors.
     rounds: u32,
-    /// Starting tokens per ns of rounds in which commands waited, by the power of two of the capacity; 0 if there was none.
+    /// Starting tokens per ns of rounds that used up the capacity, by the power of two of the capacity; 0 if there was none.
     rates: [f64; OCTAVES],
 }
 

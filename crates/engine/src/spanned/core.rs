@@ -121,7 +121,10 @@ impl<E: Engine> SpannedCore<E> {
             let mut members = self.members.borrow_mut();
             match members.get_mut(index) {
                 Some(replaced) => *replaced = Rc::new(member),
-                None => members.push(Rc::new(member)),
+                None => {
+                    assert_eq!(index, members.len(), "devices are added one after another");
+                    members.push(Rc::new(member));
+                }
             }
             members.len()
         };

@@ -1,4 +1,4 @@
-//! The addition of a device to a volume on several, while it is served.
+//! Online expansion: adds a device, at first without partitions, to an open volume on several.
 //!
 //! ```text
 //!   volume formatted on the new device ─▶ superblock on it ─▶ those of the others count it ─▶ member ─▶ handles of the cores ─▶ partitions move to it
@@ -11,7 +11,6 @@
 use super::engine::SpannedEngine;
 use super::partition_map::SPAN_DEVICES_MAX;
 use super::partition_set::PartitionSet;
-use super::shared_map::MapState;
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
 use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
@@ -22,17 +21,26 @@ use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
 
+/// Writes the number of devices to the superblock of a device.
+///
+/// # Errors
+/// The device's, or its superblock is damaged.
+async fn record_count(device: &dyn Device, count: u16) -> Result<(), OpenError> {
+    let (superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
+    let (place, generation) = (DeviceOfVolume { count, ..superblock.device }, superblock.generation + 1);
+    Ok(write_superblock(device, &SpanSuperblock { device: place, generation, ..superblock }).await?)
+}
+
 impl<V: Volume> SpannedVolume<V> {
     /// Adds the last of `devices`, the others of which are those with which the volume was opened, in that order. What was on it is lost. `prepare` gets the
     /// new volume before it is served. Handles get it by [`SpannedVolume::extend_engine`].
     ///
     /// # Errors
     /// - The new device is too small, or fails.
-    /// - A device of the volume is not available.
-    /// - [`OpenError::DeviceCount`], [`OpenError::SpanSwaps`].
+    /// - [`OpenError::OtherDeviceAbsent`], [`OpenError::CoreLacksDevice`], [`OpenError::DeviceCount`], [`OpenError::SpanSwaps`].
     /// - [`OpenError::OtherFormat`], [`OpenError::SpanHash`]: the configured format differs from that of the other devices.
     ///
-    /// The open volume is unchanged. If a device has recorded the addition before the error, the next opening needs the new device.
+    /// The open volume is unchanged. With [`OpenError::AdditionUnfinished`] the next opening may need the new device; the call may be repeated.
     pub async fn add(
         &self,
         devices: &[Rc<dyn Device>],
@@ -53,8 +61,16 @@ impl<V: Volume> SpannedVolume<V> {
         if known.swap_bytes > 0 {
             return Err(OpenError::SpanSwaps);
         }
-        if let Some(error) = others.iter().find_map(|member| member.volume.as_ref().err()) {
-            return Err(*error);
+        let is_absent = |member: &Member<V>| member.volume.is_err() || !devices[member.given].is_available();
+        if let Some(absent) = others.iter().position(is_absent) {
+            return Err(OpenError::OtherDeviceAbsent { index: absent as u16 });
+        }
+        if !self.shared().map.all_cores_have(index) {
+            return Err(OpenError::CoreLacksDevice { index: index as u16 - 1 });
+        }
+        for (index, other) in others.iter().enumerate() {
+            let read = read_superblock::<SpanSuperblock>(&*devices[other.given]).await;
+            read.map_err(|_| OpenError::OtherDeviceAbsent { index: index as u16 })?;
         }
         let device = &devices[index];
         let place = DeviceOfVolume { index: index as u16, count: count as u16 };
@@ -70,18 +86,12 @@ impl<V: Volume> SpannedVolume<V> {
         }
         prepare(&volume);
         write_superblock(&**device, &SpanSuperblock { generation: 0, ..known }).await?;
-        for other in &others {
-            let device = &*devices[other.given];
-            let (superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
-            let place = DeviceOfVolume { count: count as u16, ..superblock.device };
-            let generation = superblock.generation + 1;
-            write_superblock(device, &SpanSuperblock { device: place, generation, ..superblock }).await?;
+        for (index, other) in others.iter().enumerate() {
+            let recorded = record_count(&*devices[other.given], count as u16).await;
+            recorded.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;
         }
         self.push_member(Member::new(index, 0, &config, (Ok(volume), None)));
-        let (current, _) = self.shared().map.get();
-        let mut state: MapState = (*current).clone();
-        state.left_over.push(PartitionSet::default());
-        self.shared().map.publish(state);
+        self.shared().map.publish(|state| state.left_over.push(PartitionSet::default()));
         Ok(())
     }
 

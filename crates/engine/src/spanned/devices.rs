@@ -79,8 +79,8 @@ pub(super) async fn read_superblocks(
 pub(super) fn newest_of(read: &[Result<SpanSuperblock, OpenError>]) -> SpanSuperblock {
     let by_map = |superblock: &&SpanSuperblock| superblock.map_number;
     let latest = *read.iter().flatten().max_by_key(by_map).expect("one is intact");
-    let count = read.iter().flatten().map(|superblock| superblock.device.count).max().expect("one is intact");
-    let device = DeviceOfVolume { count, ..latest.device };
+    // As many as were given: `read_superblocks` has compared them.
+    let device = DeviceOfVolume { count: read.len() as u16, ..latest.device };
     SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), ..latest }
 }
 

@@ -170,13 +170,14 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     async fn create_iterator(&self, options: IteratorOptions) -> Result<Option<Self::Iterator>, EngineError> {
+        // Before the map: what was acknowledged by a later one is in the snapshots of that.
+        let closed = self.core.shared.gate.close();
         let (map, reverse) = (self.core.map(), options.reverse);
         let members = self.core.members_of(&map, RingRange::FULL)?;
         let devices = members.iter().map(|member| (member.index(), member.replacements())).collect();
         // The iterator keeps no map: what is left over on a device can be deleted, since the snapshot has it.
         let kept = map.has_left_over().then(|| (map.map, self.core.hash_seed()));
         let mut iterators = Vec::with_capacity(members.len());
-        let closed = self.core.shared.gate.close();
         for placed in members {
             let created = placed.engine().create_iterator(options.clone()).await;
             match created.map_err(|error| placed.engine_error(error))? {

@@ -1,12 +1,12 @@
-//! Operations on keys whose partition moves to another device: written on both, read from the first.
+//! Dual writes while a partition migrates: the source decides each write, what it then has goes to the destination, and reads stay at the source.
 //!
 //! ```text
-//!   put, delete     key locked ─▶ at the first device ─▶ what it has now, at the second ─▶ acknowledged
-//!   copy            key locked ─▶ what the first device has, at the second
+//!   put, delete     key locked ─▶ at the source ─▶ what it has now, at the destination ─▶ acknowledged
+//!   copy            key locked ─▶ what the source has, at the destination
 //!   map frozen      writes wait for the next map
 //! ```
-//! In: operations on keys. Out: what the contract says of them. Invariant: unless the move has failed, the second device has each key that was copied or written since it
-//! began as the first one has it. Conditions, versions and expiry are decided by the first device alone.
+//! In: operations on keys. Out: what the contract says of them. Invariant: unless the move has failed, the destination has each key that was copied or written since it
+//! began as the source has it. Conditions, versions and expiry are decided by the source alone.
 //! Tested in `tests/spanned_growth.rs`.
 
 use super::core::{KeyPlace, SpannedCore, absent};
@@ -14,15 +14,19 @@ use super::shared_map::{MovingWrites, PartitionMove};
 use super::swapping::home_value;
 use crate::{DeleteOutcome, Engine, EngineError, PutMode, PutOptions, PutOutcome, PutValue, StoredValue};
 use octokv_base::{Key, Version};
+use octokv_runtime::yield_now;
 use octokv_sched::CostKind;
 use std::sync::Arc;
+
+/// How often a copy that finds no memory is tried.
+const MEMORY_TRIES: usize = 1_000;
 
 /// What became of the copy of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyOutcome {
-    /// The second device has it as the first; so many bytes of the value.
+    /// The destination has it as the source; so many bytes of the value.
     Copied(usize),
-    /// The second device has no space, or a newer version.
+    /// The destination has no space, or a newer version.
     Refused,
 }
 
@@ -31,6 +35,13 @@ impl KeyPlace {
     #[inline]
     pub fn is_moving(&self) -> bool {
         self.map.move_of(self.position).is_some()
+    }
+}
+
+/// Ends a move after a write at the source that failed, unless it certainly changed nothing.
+fn note_error(of: &PartitionMove, error: EngineError) {
+    if !matches!(error, EngineError::NoMemory | EngineError::Unsupported(_) | EngineError::NoPartition) {
+        of.fail();
     }
 }
 
@@ -60,8 +71,8 @@ async fn store_copy<E: Engine>(
 }
 
 impl<E: Engine> SpannedCore<E> {
-    /// Makes the second device of a move have a key as the first. REQUIRES: the key's lock of the move. `tombstone`: the version of a delete that the
-    /// first device may have of it.
+    /// Makes the destination of a move have a key as the source. REQUIRES: the key's lock of the move. `tombstone`: the version of a delete that the
+    /// source may have of it.
     ///
     /// # Errors
     /// Of either device.
@@ -81,14 +92,19 @@ impl<E: Engine> SpannedCore<E> {
         stored.map_err(|error| self.error_of(&to, of.planned.to, error))
     }
 
-    /// After a write on the first device, the same on the second one; if that is not possible the move fails, and the first one keeps the partition.
-    async fn write_second(&self, of: &PartitionMove, key: &Key, tombstone: Version) {
+    /// After a write at the source, the same at the destination; if that is not possible the move fails, and the source keeps the partition.
+    async fn copy_to_destination(&self, of: &PartitionMove, key: &Key, tombstone: Version) {
         if of.has_failed() {
             return;
         }
-        if !matches!(self.copy_key(of, key, tombstone).await, Ok(CopyOutcome::Copied(_))) {
-            of.fail();
+        for _ in 0..MEMORY_TRIES {
+            match self.copy_key(of, key, tombstone).await {
+                Ok(CopyOutcome::Copied(_)) => return,
+                Err(EngineError::NoMemory) => yield_now().await,
+                Ok(CopyOutcome::Refused) | Err(_) => break,
+            }
         }
+        of.fail();
     }
 
     /// The place of a key that does not wait for another map, with the move of its partition.
@@ -128,10 +144,9 @@ impl<E: Engine> SpannedCore<E> {
             let _exclusive = of.exclude(position).await;
             let outcome = engine.put_with(key, value, options).await;
             match &outcome {
-                Ok(PutOutcome::Stored) => self.write_second(of, key, Version::NONE).await,
+                Ok(PutOutcome::Stored) => self.copy_to_destination(of, key, options.version).await,
                 Ok(_) => {}
-                // It may have been stored.
-                Err(_) => of.fail(),
+                Err(error) => note_error(of, *error),
             }
             outcome
         };
@@ -162,10 +177,10 @@ impl<E: Engine> SpannedCore<E> {
             let outcome = engine.delete_with(key, version).await;
             match &outcome {
                 Ok(DeleteOutcome::Deleted | DeleteOutcome::NotFound) => {
-                    self.write_second(of, key, version).await;
+                    self.copy_to_destination(of, key, version).await;
                 }
                 Ok(DeleteOutcome::NotNewer(_)) => {}
-                Err(_) => of.fail(),
+                Err(error) => note_error(of, *error),
             }
             outcome
         };

@@ -1,4 +1,4 @@
-//! Which device of a spanned volume has which keys: 256 partitions of the positions on the ring, each on one device.
+//! The partition map: assigns each of 256 hash partitions to a device, in proportion to the sizes of the devices.
 //!
 //! In: the sizes of devices. Out: a device for each position, by its lowest byte: engines divide the ring by the highest bits, and what a device has has to be uniform in these.
 //! Invariant: as many partitions as the device's part of all bytes, rounded.

@@ -1,14 +1,14 @@
-//! The moves of partitions between devices, so that each has its part of the keys, while they are served.
+//! Online rebalancing: migrates partitions between devices until each has its share by size (copy, dual writes, cutover, deletion at the source).
 //!
 //! ```text
-//!   second device notes that it may have keys of the partitions ─▶ map with the move: writes go to both ─▶ keys copied, paced
-//!     ─▶ map that freezes their writes, until those that run have ended ─▶ second device flushed
-//!     ─▶ superblocks with the new map: second device, first, others ─▶ new map ─▶ first device deletes its keys of the partitions
-//!       └ crash: the first device has them                └ crash: the second one has them
+//!   destination notes that it may have keys of the partitions ─▶ map with the move: writes go to both ─▶ keys copied, paced
+//!     ─▶ map that freezes their writes, until those that run have ended ─▶ destination flushed
+//!     ─▶ superblocks with the new map: destination, source, others ─▶ new map ─▶ source deletes its keys of the partitions
+//!       └ crash: the source has them                      └ crash: the destination has them
 //! ```
 //! In: the devices of a volume and their sizes. Out: partitions by [`PartitionMap::next_move`](super::partition_map::PartitionMap::next_move), one move after the other, by the handle of core 0.
-//! Invariants: until a superblock has the new map the second device changes nothing of what is read; once one has it, no write goes to the first device alone; a write is
-//! acknowledged after the map change only if the first device knows it, too, or has failed; keys are deleted once no operation can read them there. A move that fails leaves the
+//! Invariants: until a superblock has the new map the destination changes nothing of what is read; once one has it, no write goes to the source alone; a device
+//! whose superblock could not be written gets the map at the next opening (0031, open points); keys are deleted once no operation can read them there. A move that fails leaves the
 //! partitions where they were, and is tried again later. Volumes with swap regions have no moves.
 //! Tested in `tests/spanned_growth.rs`.
 
@@ -21,9 +21,10 @@ use super::ring_merge::ListOrder;
 use super::shared_map::{MapState, MovingWrites, PartitionMove, SharedMap};
 use super::superblock::SpanSuperblock;
 use crate::common::superblock_io::{read_superblock, write_superblock};
-use crate::{Engine, EngineError, OpenError, ScanEntry};
+use crate::{Engine, EngineError, OpenError, ScanEntry, VolumePlace};
 use futures_util::future::join_all;
 use octokv_base::{Key, Nanos, RingPosition, RingRange, Version};
+use octokv_device::DeviceError;
 use octokv_runtime::ReactorHandle;
 use std::future::pending;
 use std::sync::Arc;
@@ -47,10 +48,13 @@ const MEMORY_TRIES: usize = 1_000;
 /// Why a move ended without a new map.
 enum MoveFailure {
     Engine(EngineError),
-    Superblock(OpenError),
-    /// The first device cannot read a key of this partition.
+    /// The superblock of this device could not be read or written.
+    Superblock(usize, OpenError),
+    /// The destination, of this index, has no space.
+    Full(usize),
+    /// The source cannot read a key of this partition.
     Unreadable(usize, EngineError),
-    /// The second device lacks a write or has no space, or a device was replaced.
+    /// The destination lacks a write, or a device was replaced.
     Broken,
 }
 
@@ -60,9 +64,12 @@ impl From<EngineError> for MoveFailure {
     }
 }
 
-impl From<OpenError> for MoveFailure {
-    fn from(error: OpenError) -> MoveFailure {
-        MoveFailure::Superblock(error)
+/// The error of a superblock as that of an operation on its device.
+fn error_of_superblock(device: usize, error: OpenError) -> EngineError {
+    let place = VolumePlace::new(device as u16, 0);
+    match error {
+        OpenError::Device(error) => EngineError::Device { error, place },
+        _ => EngineError::Corrupt { lba: 0, place },
     }
 }
 
@@ -75,8 +82,7 @@ struct Frozen<'a> {
 impl Drop for Frozen<'_> {
     fn drop(&mut self) {
         if !self.is_thawed {
-            let (state, _) = self.shared.get();
-            self.shared.publish(MapState { writes: MovingWrites::Fail, ..(*state).clone() });
+            self.shared.publish(|state| state.writes = MovingWrites::Fail);
         }
     }
 }
@@ -100,8 +106,12 @@ impl<E: Engine> SpannedCore<E> {
                             unreadable.insert(partition);
                             report(error);
                         }
-                        MoveFailure::Superblock(OpenError::Engine(error)) => report(error),
-                        MoveFailure::Superblock(_) | MoveFailure::Broken => {}
+                        MoveFailure::Superblock(device, error) => report(error_of_superblock(device, error)),
+                        MoveFailure::Full(device) => {
+                            let place = VolumePlace::new(device as u16, 0);
+                            report(EngineError::Device { error: DeviceError::NoSpace, place });
+                        }
+                        MoveFailure::Broken => {}
                     }
                     handle.sleep(retry).await;
                     retry = Nanos((retry.0 * 2).min(RETRY_MAX.0));
@@ -144,28 +154,17 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Waits until no operation has a map any more.
-    async fn wait_for_end(&self, before: Arc<MapState>, handle: &ReactorHandle) {
-        while !SharedMap::has_ended(&before) {
-            // This core's own reference.
-            self.map();
-            if !SharedMap::has_ended(&before) {
-                handle.sleep(OPERATIONS_PERIOD).await;
-            }
+    /// Changes the map, and waits until no operation has an earlier one.
+    async fn change_map(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
+        self.shared.map.publish(change);
+        // This core's own reference.
+        self.map();
+        while !self.shared.map.have_former_ended() {
+            handle.sleep(OPERATIONS_PERIOD).await;
         }
     }
 
-    /// Publishes the current map with changes, and waits until no operation has the one before.
-    async fn change_map(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
-        let (current, _) = self.shared.map.get();
-        let mut state = (*current).clone();
-        drop(current);
-        change(&mut state);
-        let before = self.shared.map.publish(state);
-        self.wait_for_end(before, handle).await;
-    }
-
-    /// Publishes the current map without a move, and waits until no operation has the one before.
+    /// Changes the map to one without a move, and waits until no operation has an earlier one.
     async fn end_move(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
         let without = |state: &mut MapState| {
             (state.moving, state.writes) = (None, MovingWrites::Both);
@@ -181,11 +180,11 @@ impl<E: Engine> SpannedCore<E> {
         change: impl FnOnce(&mut SpanSuperblock),
     ) -> Result<(), MoveFailure> {
         let device = &placed.open().whole;
-        let (mut superblock, _) = read_superblock::<SpanSuperblock>(&**device).await?;
+        let failed = |error| MoveFailure::Superblock(placed.index(), error);
+        let (mut superblock, _) = read_superblock::<SpanSuperblock>(&**device).await.map_err(failed)?;
         superblock.generation += 1;
         change(&mut superblock);
-        write_superblock(&**device, &superblock).await.map_err(OpenError::from)?;
-        Ok(())
+        write_superblock(&**device, &superblock).await.map_err(|error| failed(error.into()))
     }
 
     async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {
@@ -249,18 +248,18 @@ impl<E: Engine> SpannedCore<E> {
         if moving.has_failed() || !is_same(planned.from, from) || !is_same(planned.to, to) {
             return Err(before(MoveFailure::Broken));
         }
-        // What hosts have flushed on the first device is to be as durable on the second one.
+        // What hosts have flushed on the source is to be as durable at the destination.
         let flushed = to.engine().flush().await;
         flushed.map_err(|error| before(self.error_of(to, planned.to, error).into()))?;
         let state = self.map();
         let (map, number) = (state.map.moved(planned), state.number + 1);
         let old_map = state.map;
         drop(state);
-        let of_second = |superblock: &mut SpanSuperblock| {
+        let of_destination = |superblock: &mut SpanSuperblock| {
             (superblock.map, superblock.map_number) = (map, number);
             superblock.left_over = superblock.left_over.without(&planned.partitions);
         };
-        if let Err(failure) = self.change_superblock(to, of_second).await {
+        if let Err(failure) = self.change_superblock(to, of_destination).await {
             // It may have the map nevertheless: a later one overrules it.
             let overrule = |superblock: &mut SpanSuperblock| {
                 (superblock.map, superblock.map_number) = (old_map, number + 1);
@@ -282,14 +281,14 @@ impl<E: Engine> SpannedCore<E> {
                 }
             };
             if device != planned.to {
-                // One that fails gets it at the next opening: the second device has it.
+                // One that fails gets it at the next opening: the destination has it.
                 let _ = self.change_superblock(&placed, of_other).await;
             }
         }
         Ok(())
     }
 
-    /// Copies all keys of a move to its second device.
+    /// Copies all keys of a move to its destination.
     async fn copy_partitions(
         &self,
         moving: &PartitionMove,
@@ -305,11 +304,8 @@ impl<E: Engine> SpannedCore<E> {
                 let has_space = page.len() < page_keys;
                 if has_space && moving.planned.partitions.has(map.partition_of(entry.position)) {
                     let key = Key::new(entry.key).expect("a key of the volume");
-                    page.push((
-                        key,
-                        entry.position,
-                        if entry.is_tombstone { entry.version } else { Version::NONE },
-                    ));
+                    // If it is deleted until it is copied, its version stays as that of a tombstone.
+                    page.push((key, entry.position, entry.version));
                 }
                 has_space
             };
@@ -334,7 +330,7 @@ impl<E: Engine> SpannedCore<E> {
                 for copied in join_all(copies).await {
                     match copied? {
                         CopyOutcome::Copied(of_value) => bytes += OPERATION_BYTES + of_value as u64,
-                        CopyOutcome::Refused => return Err(MoveFailure::Broken),
+                        CopyOutcome::Refused => return Err(MoveFailure::Full(moving.planned.to)),
                     }
                 }
                 if moving.has_failed() {
@@ -406,10 +402,7 @@ impl<E: Engine> SpannedCore<E> {
         let clear =
             |superblock: &mut SpanSuperblock| superblock.left_over = superblock.left_over.without(&set);
         self.change_superblock(&placed, clear).await?;
-        let (current, _) = self.shared.map.get();
-        let mut state = (*current).clone();
-        state.left_over[device] = state.left_over[device].without(&set);
-        self.shared.map.publish(state);
+        self.shared.map.publish(|state| state.left_over[device] = state.left_over[device].without(&set));
         Ok(())
     }
 
@@ -423,6 +416,6 @@ impl<E: Engine> SpannedCore<E> {
 /// The map of a move was not written.
 struct NotMoved {
     failure: MoveFailure,
-    /// By how many the number of the map has grown nevertheless; `None` if it is not known whether the second device has the map.
+    /// By how many the number of the map has grown nevertheless; `None` if it is not known whether the destination has the map.
     numbers: Option<u32>,
 }

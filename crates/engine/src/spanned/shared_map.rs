@@ -1,11 +1,11 @@
-//! Which device has which keys, for all cores, while partitions move: each operation has one map from its begin to its end.
+//! The partition map of a volume, shared by all cores in immutable versions (read-copy-update): each operation has one of them from its begin to its end.
 //!
 //! ```text
 //!   publish ─▶ the map of operations that begin from here on, on any core          wait until the map before has no operation any more
 //!      each core keeps a reference of its own, so that operations count on a counter of their core; it is renewed when the number of changes differs
 //! ```
 //! In: maps, one after the other. Out: the current one. Invariants: an operation that begins after `publish` has returned has that map or a later one; once
-//! [`SharedMap::has_ended`] says so of a map, no operation has it.
+//! [`SharedMap::have_former_ended`], no operation has an earlier one.
 //! Tested below, and in `tests/spanned_growth.rs`.
 
 use super::partition_map::{PartitionMap, PlannedMove};
@@ -14,14 +14,14 @@ use crate::common::shared_lock::{SharedLock, SharedLockGuard};
 use octokv_base::RingPosition;
 use parking_lot::Mutex;
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
 /// The locks of keys that move: several keys share one.
 const LOCKS: usize = 256;
 
-/// Which device has which keys, at one moment.
+/// One version of the partition map, with the move in progress.
 #[derive(Clone)]
 pub(super) struct MapState {
     /// The device of each partition.
@@ -36,7 +36,7 @@ pub(super) struct MapState {
     pub writes: MovingWrites,
 }
 
-/// What writes of keys whose partitions move do.
+/// How writes of keys whose partitions move are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MovingWrites {
     /// They go to both devices.
@@ -47,16 +47,22 @@ pub(super) enum MovingWrites {
     Fail,
 }
 
-/// Partitions that move: until the map changes, their keys are written on both devices and read from the first.
+/// Partitions that move: until the map changes, their keys are written on both devices and read from the source.
 pub(super) struct PartitionMove {
     pub planned: PlannedMove,
     locks: Box<[SharedLock]>,
     has_failed: AtomicBool,
 }
 
+/// The current map, and those before that operations may have.
+struct Maps {
+    current: Arc<MapState>,
+    former: Vec<Weak<MapState>>,
+}
+
 /// See the module header.
 pub(super) struct SharedMap {
-    current: Mutex<Arc<MapState>>,
+    maps: Mutex<Maps>,
     changes: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
     /// For each core with a handle the number of devices of which it has one.
@@ -74,12 +80,12 @@ impl PartitionMove {
         self.locks[(position.0 >> 64) as usize % LOCKS].exclude().await
     }
 
-    /// The second device lacks a write: it does not get the partitions.
+    /// The destination lacks a write: it does not get the partitions.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Whether the second device lacks a write.
+    /// Whether the destination lacks a write.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
@@ -94,7 +100,7 @@ impl MapState {
         self.moving.as_ref().filter(of_partition)
     }
 
-    /// Whether a device may have keys that count for nothing.
+    /// Whether a device may have keys of partitions of others, which listings leave out: from the first move on.
     pub fn has_left_over(&self) -> bool {
         self.number > 0 || self.moving.is_some() || self.left_over.iter().any(|set| !set.is_empty())
     }
@@ -103,7 +109,7 @@ impl MapState {
 impl SharedMap {
     pub fn new(state: MapState) -> SharedMap {
         SharedMap {
-            current: Mutex::new(Arc::new(state)),
+            maps: Mutex::new(Maps { current: Arc::new(state), former: Vec::new() }),
             changes: AtomicU64::new(0),
             wakers: Mutex::default(),
             core_devices: Mutex::default(),
@@ -112,8 +118,8 @@ impl SharedMap {
 
     /// The current map, and the number of the change that made it current.
     pub fn get(&self) -> (Arc<MapState>, u64) {
-        let current = self.current.lock();
-        (Arc::clone(&current), self.changes.load(Ordering::Acquire))
+        let maps = self.maps.lock();
+        (Arc::clone(&maps.current), self.changes.load(Ordering::Acquire))
     }
 
     /// The number of changes.
@@ -122,15 +128,17 @@ impl SharedMap {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes a map the current one. Returns the one before.
-    pub fn publish(&self, state: MapState) -> Arc<MapState> {
-        let before = {
-            let mut current = self.current.lock();
+    /// Changes the map for operations that begin from here on. Changes of several threads follow each other.
+    pub fn publish(&self, change: impl FnOnce(&mut MapState)) {
+        {
+            let mut maps = self.maps.lock();
+            let mut state = (*maps.current).clone();
+            change(&mut state);
+            let former = std::mem::replace(&mut maps.current, Arc::new(state));
+            maps.former.push(Arc::downgrade(&former));
             self.changes.fetch_add(1, Ordering::Release);
-            std::mem::replace(&mut *current, Arc::new(state))
-        };
+        }
         self.wake();
-        before
     }
 
     fn wake(&self) {
@@ -138,9 +146,14 @@ impl SharedMap {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether no core, and no operation, has a map that was current. REQUIRES: the caller has it from [`SharedMap::publish`], and is the only one.
-    pub fn has_ended(before: &Arc<MapState>) -> bool {
-        Arc::strong_count(before) == 1
+    /// Whether no core, and no operation, has a map that was current before, however many changes ago.
+    pub fn have_former_ended(&self) -> bool {
+        let mut maps = self.maps.lock();
+        maps.former.retain(|former| former.strong_count() > 0);
+        let have_ended = maps.former.is_empty();
+        // What the operations did with them comes before what follows here.
+        fence(Ordering::Acquire);
+        have_ended
     }
 
     /// Waits until the number of changes differs from this one.
@@ -196,12 +209,15 @@ mod tests {
         let shared = SharedMap::new(state());
         let (of_operation, change) = shared.get();
         assert_eq!((change, of_operation.has_left_over()), (0, false));
-        let before = shared.publish(MapState { number: 1, ..state() });
-        assert!(!SharedMap::has_ended(&before));
+        assert!(shared.have_former_ended());
+        shared.publish(|state| state.number = 1);
+        // One of two changes ago counts, too.
+        shared.publish(|_| ());
+        assert!(!shared.have_former_ended());
         drop(of_operation);
-        assert!(SharedMap::has_ended(&before));
+        assert!(shared.have_former_ended());
         let (after, change) = shared.get();
-        assert_eq!((after.number, change, after.has_left_over()), (1, 1, true));
+        assert_eq!((after.number, change, after.has_left_over()), (1, 2, true));
     }
 
     #[test]

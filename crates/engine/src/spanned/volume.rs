@@ -202,7 +202,7 @@ impl<V: Volume> SpannedVolume<V> {
 
     /// The place of the device with a key, in the list that the volume was opened with.
     pub fn place_of(&self, key: &Key) -> usize {
-        let index = self.index_of_key(key);
+        let index = self.device_of(key.as_bytes());
         self.0.members.lock()[index].given
     }
 
@@ -230,14 +230,14 @@ impl<V: Volume> SpannedVolume<V> {
     }
 
     /// The index of the device with a key.
-    fn index_of_key(&self, key: &Key) -> usize {
-        let position = RingPosition::of(key, self.0.superblock.hash_seed);
+    pub fn device_of(&self, key: &[u8]) -> usize {
+        let position = RingPosition::of_bytes(key, self.0.superblock.hash_seed);
         self.0.shared.map.get().0.map.device_of(position)
     }
 
     /// The place of the device with the newest value of a key: its own, or that whose swap region has it.
     pub fn place_of_newest(&self, key: &Key) -> usize {
-        let home = self.index_of_key(key);
+        let home = self.device_of(key.as_bytes());
         let swapped = self.swaps().and_then(|swaps| swaps.get(home, key)).filter(|of| of.is_acknowledged);
         self.0.members.lock()[swapped.map_or(home, |swapped| swapped.guest.into())].given
     }
