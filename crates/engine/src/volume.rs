@@ -156,8 +156,8 @@ pub struct OpenConfig {
     pub swap_gap: u32,
     /// The clock of expiry.
     pub clock: WallClock,
-    /// Starting costs of commands in tokens, by which a volume on several devices bounds what is in flight on each; `None` for no bound. No
-    /// effect on a volume on one device.
+    /// Initial cost of each command in tokens. A volume on several devices limits the tokens in flight on each device; `None` for no limit.
+    /// Ignored by a volume on one device.
     pub tokens: Option<StartingCosts>,
 }
 

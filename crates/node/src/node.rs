@@ -288,19 +288,31 @@ impl RunningNode {
         let changed = replace_on_cores(self.threads.len(), &replaced.for_cores(), at, |core, change| {
             self.apply_on_core(core, change)
         });
-        lock(&self.namespaces).insert(id, replaced.clone());
-        let info = replaced.info(self.target.config().key_bytes_max);
-        self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
-        changed.map_err(|error| self.change_error(error))?;
-        Ok(self.status_of(&replaced))
+        self.set_devices(replaced, changed)
     }
 
-    /// Adds a device behind the several of a namespace, which is served meanwhile. Partitions of the others then move to it, paced.
+    /// Keeps a namespace whose devices have changed, with its new size. Fails if `changed` says that a core does not have them.
+    fn set_devices(
+        &self,
+        namespace: OpenNamespace,
+        changed: Result<(), CoreChangeError>,
+    ) -> Result<NamespaceStatus, NamespaceChangeError> {
+        let id = namespace.config.id;
+        lock(&self.namespaces).insert(id, namespace.clone());
+        let info = namespace.info(self.target.config().key_bytes_max);
+        self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
+        changed.map_err(|error| self.change_error(error))?;
+        Ok(self.status_of(&namespace))
+    }
+
+    /// Adds a device to a namespace on several, while it is served. Partitions then move to it from the others, paced.
     ///
     /// # Errors
-    /// No such namespace, one on a single device or with swap regions; what [`RunningNode::add_namespace`] has for the new device, which has to be new unless `existing` discards what it
-    /// holds. What is served has not changed then, but the next opening may need the new device; with [`StartError::Core`] no partition moves to it until the namespace is
-    /// opened again.
+    /// - No such namespace; one on a single device, or with swap regions.
+    /// - Those of [`RunningNode::add_namespace`] for the new device, which has to be new unless `existing` discards its data.
+    /// - [`StartError::Core`]: a core could not open the device. No partition moves to it until the namespace is opened again.
+    ///
+    /// On any other error the namespace is served as before. Repeat the call after an unfinished addition: the next opening may need the device.
     pub fn extend_namespace(
         &self,
         id: NamespaceId,
@@ -314,11 +326,7 @@ impl RunningNode {
         let changed = extend_on_cores(self.threads.len(), &extended.for_cores(), |core, change| {
             self.apply_on_core(core, change)
         });
-        lock(&self.namespaces).insert(id, extended.clone());
-        let info = extended.info(self.target.config().key_bytes_max);
-        self.target.resize_namespace(id, info.size_bytes, info.used_bytes);
-        changed.map_err(|error| self.change_error(error))?;
-        Ok(self.status_of(&extended))
+        self.set_devices(extended, changed)
     }
 
     /// Compacts a namespace fully, beside its requests, on the first core. `on_compacted` receives the result there.

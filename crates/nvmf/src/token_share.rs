@@ -1,4 +1,4 @@
-//! Tokens of the devices of a namespace for hosts: where they come from, and the part of each controller.
+//! Credit windows of hosts: divides the capacity of each device among the controllers that asked, by weighted max-min fairness.
 //!
 //! ```text
 //!   Set Features C0h ─▶ the controller has the weight of its host
@@ -7,15 +7,22 @@
 //!                         its part of the capacity: × weight ÷ weights of the active controllers
 //!                         what its other commands have, and the free tokens × weight ÷ weights of those that use up their parts
 //! ```
-//! In: the weights of hosts, commands that begin and end. Out: tokens for a completion. A window is what the controller may
-//! have outstanding on the device. A controller is active there while it has commands. Those that always send share the *capacity* by weight: parts of what is free
-//! alone would be below the cost of one command when many hosts compete, so that each would have one in flight and engines could not commit in groups. What some
-//! leave of their windows is divided, by weight, among those that use up their parts (max-min fairness). A window in place of tokens to send: responses of a group come at once, and each would allow anew what
-//! those before it did. The shares say how much a host may send; which request is next on a core is decided by the node's fair queue alone, by the same weights, and the
-//! queue of the device bounds what is active, and keeps its order.
+//! In: the weights of hosts; commands that begin and end. Out: the window of a controller for a completion.
 //!
-//! Invariants: the parts of the active controllers together are the capacity, but for rounding up, and windows exceed them by what is free at most; a controller without commands does not
-//! lessen the parts of others; a hold that is dropped, with its connection or otherwise, has no cost. Passive, without a clock. Tested below, and with hosts that compete in `tests/token_competition.rs`.
+//! - **Window**: the tokens that a controller may have outstanding on a device. Not tokens to send: the responses of a batch arrive together, and each would grant the same tokens again.
+//! - **Active**: a controller with commands on the device. Active controllers share its *capacity* by weight. Shares of the free tokens would be smaller than one
+//!   command when many hosts compete: each would then have one in flight, and engines could not commit in groups.
+//! - **Unused shares** are divided, by weight, among the controllers that use up their own.
+//!
+//! Windows only bound what a host sends. The node's fair queue decides which request is next on a core, and the queue of the device executes them in that order.
+//!
+//! Invariants:
+//! - The shares of the active controllers add up to the capacity, but for rounding up.
+//! - A window exceeds its controller's share by the free tokens at most.
+//! - A controller without commands does not reduce the shares of others.
+//! - A hold that is dropped, with its connection or otherwise, returns its tokens.
+//!
+//! Passive, without a clock. Tested below, and with competing hosts in `tests/token_competition.rs`.
 
 use octokv_wire::device_log::DeviceLog;
 use parking_lot::Mutex;

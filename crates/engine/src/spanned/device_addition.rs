@@ -32,8 +32,8 @@ async fn record_count(device: &dyn Device, count: u16) -> Result<(), OpenError> 
 }
 
 impl<V: Volume> SpannedVolume<V> {
-    /// Adds the last of `devices`, the others of which are those with which the volume was opened, in that order. What was on it is lost. `prepare` gets the
-    /// new volume before it is served. Handles get it by [`SpannedVolume::extend_engine`].
+    /// Adds the last device of `devices` to the open volume, and formats it. The devices before it are those of the volume, in the order in which it was opened. `prepare` is called
+    /// with the new device's volume before that serves. Each core's handle then gets the device by [`SpannedVolume::extend_engine`].
     ///
     /// # Errors
     /// - The new device is too small, or fails.

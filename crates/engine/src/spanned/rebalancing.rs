@@ -7,9 +7,13 @@
 //!       └ crash: the source has them                      └ crash: the destination has them
 //! ```
 //! In: the devices of a volume and their sizes. Out: partitions by [`PartitionMap::next_move`](super::partition_map::PartitionMap::next_move), one move after the other, by the handle of core 0.
-//! Invariants: until a superblock has the new map the destination changes nothing of what is read; once one has it, no write goes to the source alone; a device
-//! whose superblock could not be written gets the map at the next opening (0031, open points); keys are deleted once no operation can read them there. A move that fails leaves the
-//! partitions where they were, and is tried again later. Volumes with swap regions have no moves.
+//! Invariants:
+//! - Until a superblock has the new map, reads and listings ignore what the destination has of the partitions.
+//! - From then on, no write of these partitions goes to the source alone.
+//! - The source deletes their keys only when no running operation has an earlier map.
+//! - A move that fails before the new map is written leaves the partitions at the source, and is retried later.
+//!
+//! A device whose superblock could not be written gets the map at the next opening (0031, open points). Volumes with swap regions are not rebalanced.
 //! Tested in `tests/spanned_growth.rs`.
 
 use super::core::SpannedCore;
