@@ -98,6 +98,7 @@ fn overwrite(value_bytes: usize) {
         let writers = async { drop(join_all((0..WRITERS).map(|_| writer())).await) };
         background.run(|_| false, &mut random, writers);
         assert!((LIVE_PERCENT - 1..=LIVE_PERCENT).contains(&live()), "{} % live", live());
+        println!("overwrite {overwrite} of {OVERWRITES}: {} values moved", log_of(&engine).moved_values);
     }
     let log = log_of(&engine);
     let moved = log.moved_values as f64 / f64::from(OVERWRITES * objects);

@@ -257,8 +257,8 @@ impl LogCore {
         for store in &self.volume.stores {
             let is_wanted = {
                 let state = store.state.lock();
-                // It does not take a chunk that key compaction needs.
-                let has_space = state.keys.tail().unit < pool.chunk_units() || passes.spare_chunks(pool) > 0;
+                // It does not take the last units that key compaction needs.
+                let has_space = passes.spare_chunks(pool) > 0;
                 !state.is_lost
                     && has_space
                     && state.previous.segment != SegmentNumber::MARKER

@@ -13,6 +13,7 @@
 //! Tested in `chunk_log_tests.rs` against a model.
 
 use super::chunk_pool::{ChunkOwner, ChunkPool, ChunkState};
+use super::log_layout::MARKER_UNITS;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind, LogPlace};
 use super::space_limits::ChunkPurpose;
 use std::collections::VecDeque;
@@ -110,8 +111,27 @@ impl ChunkLog {
     /// # Panics
     /// If a chunk has not so many units, or there are none.
     pub fn append(&mut self, units: u32, pool: &ChunkPool, purpose: ChunkPurpose) -> Option<LogPlace> {
-        assert!((1..=pool.chunk_units()).contains(&units), "an append of {units} units");
-        if units > pool.chunk_units() - self.tail_unit {
+        self.append_leaving(0, units, pool, purpose)
+    }
+
+    /// Like [`ChunkLog::append`], for the image of a segment: leaves [`MARKER_UNITS`] of the chunk to a marker.
+    ///
+    /// # Panics
+    /// If a chunk has not so many units beside those of a marker, or there are none.
+    pub fn append_image(&mut self, units: u32, pool: &ChunkPool, purpose: ChunkPurpose) -> Option<LogPlace> {
+        self.append_leaving(MARKER_UNITS, units, pool, purpose)
+    }
+
+    fn append_leaving(
+        &mut self,
+        left: u32,
+        units: u32,
+        pool: &ChunkPool,
+        purpose: ChunkPurpose,
+    ) -> Option<LogPlace> {
+        let chunk_units = pool.chunk_units();
+        assert!((1..=chunk_units - left).contains(&units), "an append of {units} units");
+        if units + left > chunk_units - self.tail_unit {
             self.hop(pool, purpose)?;
         }
         let place = self.tail();

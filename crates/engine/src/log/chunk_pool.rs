@@ -20,7 +20,7 @@
 //! never fall below zero. 24 bytes of memory a chunk.
 //! Tested in `chunk_pool_tests.rs`, also against a model.
 
-use super::log_layout::CHUNKS_MAX;
+use super::log_layout::{CHUNKS_MAX, MARKER_UNITS};
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
 use crate::bug_injection::{self, InjectedBug};
@@ -184,9 +184,12 @@ impl ChunkPool {
     /// A pool whose chunks are all free, from a unit of the device on.
     ///
     /// # Panics
-    /// If a chunk has no units, or more than a count of live ones holds, or there are more than [`CHUNKS_MAX`].
+    /// If a chunk has no units for images, or more than a count of live ones holds, or there are more than [`CHUNKS_MAX`].
     pub fn new(first_unit: u64, chunk_units: u32, limits: SpaceLimits) -> ChunkPool {
-        assert!((1..=CHUNK_RECORDS_MAX).contains(&chunk_units), "a chunk of {chunk_units} units");
+        assert!(
+            (MARKER_UNITS + 1..=CHUNK_RECORDS_MAX).contains(&chunk_units),
+            "a chunk of {chunk_units} units"
+        );
         assert!(limits.pool <= CHUNKS_MAX, "{} chunks", limits.pool);
         let cell = || ChunkCell {
             opened_at: AtomicU64::new(0),
@@ -214,6 +217,11 @@ impl ChunkPool {
     /// The units of a chunk.
     pub fn chunk_units(&self) -> u32 {
         self.chunk_units
+    }
+
+    /// The units of a key chunk in which images lie.
+    pub fn image_units(&self) -> u32 {
+        self.chunk_units - MARKER_UNITS
     }
 
     /// The number of chunks.

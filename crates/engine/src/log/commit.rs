@@ -15,6 +15,7 @@ use super::batch_state::{BatchTurn, BatchWait, BatchWaiterId, ChangeTicket};
 use super::busy_segments::ChangeSource;
 use super::core::{LogCore, device_error};
 use super::hash_prefix::SegmentNumber;
+use super::log_layout::MARKER_UNITS;
 use super::log_place::{ChunkIndex, LogPlace};
 use super::segment_buckets::{ImagePlace, ImageRole, ValueTailPlace, encode_image, image_units};
 use super::segment_image::SegmentImage;
@@ -141,7 +142,7 @@ impl BatchBuilder<'_> {
 
     /// Adds a marker; false, and nothing has changed, if there is no space.
     fn add_marker(&mut self, state: &mut StoreState) -> bool {
-        let Some(place) = append_to_keys(state, 1, &self.core.volume) else { return false };
+        let Some(place) = append_to_keys(state, KeyAppend::Marker, &self.core.volume) else { return false };
         let nothing = (SegmentImage::new(), Vec::new(), ChangeSource::Compaction);
         self.push(state, place, ImageRole::Marker, SegmentNumber::MARKER, nothing);
         true
@@ -163,7 +164,7 @@ impl BatchBuilder<'_> {
         let volume = &self.core.volume;
         let halves = [&split.low, &split.high].map(|half| self.chain_of(half));
         let units: u32 = halves.iter().map(|&chain| u32::from(chain)).sum();
-        let has_room = state.keys.tail().unit + units <= volume.layout().chunk_units;
+        let has_room = state.keys.tail().unit + units <= volume.layout().image_units();
         // One hop at most: two of the longest images fit into a chunk.
         if !has_room && volume.pool.free() == 0 {
             return false;
@@ -174,7 +175,7 @@ impl BatchBuilder<'_> {
         let child = state.table.level().next_segment();
         let roles = [(ImageRole::SplitFirst, segment), (ImageRole::SplitSecond, child)];
         for (((role, segment), image), chain) in roles.into_iter().zip(images).zip(halves) {
-            let Some(place) = append_to_keys(state, chain, volume) else {
+            let Some(place) = append_to_keys(state, KeyAppend::Image { chain }, volume) else {
                 // Another store took the last chunk between the halves.
                 volume.note_failure();
                 return false;
@@ -193,7 +194,9 @@ impl BatchBuilder<'_> {
             if !self.has_room(chain) {
                 return true;
             }
-            let Some(place) = append_to_keys(state, chain, &self.core.volume) else { return false };
+            let Some(place) = append_to_keys(state, KeyAppend::Image { chain }, &self.core.volume) else {
+                return false;
+            };
             let claimed = state.busy.claim(segment);
             self.tickets.push(claimed.ticket);
             self.push(state, place, ImageRole::Segment, segment, (image, claimed.changes, claimed.source));
@@ -202,13 +205,26 @@ impl BatchBuilder<'_> {
     }
 }
 
-/// The place of an image in the key log. The purposes that are allowed more are the floor of growth since its writer's pass.
-fn append_to_keys(state: &mut StoreState, chain: u8, volume: &LogVolume) -> Option<LogPlace> {
+/// What is appended to a key log.
+#[derive(Clone, Copy)]
+enum KeyAppend {
+    /// The image of a segment, of so many buckets.
+    Image {
+        chain: u8,
+    },
+    Marker,
+}
+
+/// The place of an append to the key log. The purposes that are allowed more are the floor of growth since its writer's pass.
+fn append_to_keys(state: &mut StoreState, append: KeyAppend, volume: &LogVolume) -> Option<LogPlace> {
     let purposes =
         [ChunkPurpose::User, ChunkPurpose::Delete, ChunkPurpose::Compaction, ChunkPurpose::KeyCompaction];
     let pool = &volume.pool;
-    let place = purposes.iter().find_map(|&purpose| state.keys.append(chain.into(), pool, purpose));
-    volume.passes.set_key_room(state.keys.partition(), pool.chunk_units() - state.keys.tail().unit);
+    let place = purposes.iter().find_map(|&purpose| match append {
+        KeyAppend::Image { chain } => state.keys.append_image(chain.into(), pool, purpose),
+        KeyAppend::Marker => state.keys.append(MARKER_UNITS, pool, purpose),
+    });
+    volume.passes.set_key_tail(state.keys.partition(), state.keys.tail().unit, pool);
     place
 }
 

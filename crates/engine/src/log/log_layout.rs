@@ -26,6 +26,9 @@ use octokv_device::Geometry;
 
 /// The fewest units of a chunk.
 pub const CHUNK_UNITS_MIN: u32 = 16;
+/// The units of each key chunk that images leave to a marker. So a round of key compaction, which writes the live images of a chunk and a
+/// marker, takes no more than the chunk that it frees ([`super::space_limits`]).
+pub const MARKER_UNITS: u32 = 1;
 /// The longest chunk, in bytes.
 pub const CHUNK_BYTES_MAX: u32 = 16 << 20;
 /// The fewest chunks of a volume.
@@ -92,9 +95,14 @@ impl LogLayout {
         self.unit_bytes >> self.granule_log2
     }
 
-    /// The most buckets of a segment image: two of the longest images fit into a chunk.
+    /// The units of a key chunk in which images lie.
+    pub fn image_units(&self) -> u32 {
+        self.chunk_units - MARKER_UNITS
+    }
+
+    /// The most buckets of a segment image: two of the longest images fit into a chunk, and a marker.
     pub fn chain_max(&self) -> u8 {
-        (self.chunk_units / 2).min(CHAIN_MAX.into()) as u8
+        (self.image_units() / 2).min(CHAIN_MAX.into()) as u8
     }
 
     /// The unit of the device at which a unit of a chunk lies.
@@ -257,7 +265,9 @@ mod tests {
         assert_eq!(regions.records, 544 * 512..LAYOUT.units() * 512);
         assert!(regions.journal.is_empty());
         assert_eq!((LAYOUT.chunk_bytes(), LAYOUT.chunk_granules(), LAYOUT.chain_max()), (64 << 10, 8192, 63));
-        assert_eq!(LogLayout { chunk_units: 16, ..LAYOUT }.chain_max(), 8);
+        // Two images of 7 units, and a marker.
+        assert_eq!(LogLayout { chunk_units: 16, ..LAYOUT }.chain_max(), 7);
+        assert_eq!(LAYOUT.image_units(), 127);
     }
 
     #[test]

@@ -12,8 +12,14 @@
 //!
 //! Progress: with the live data at its capacity and not more than `pass` chunks free, garbage is at least [`GARBAGE_CHUNKS_MIN`] chunks,
 //! whatever the tails of the logs (2 per store), their reserved next chunks (2 per store), a record that moved as a whole (1 per store: the
-//! rest of it in the head chunk) and the ends of chunks waste. Compacting all logs once frees it, with two chunks to work in: a chunk of a
-//! key log is freed for at most one that its images fill again. A record of a value log moves as a whole, into chunks that stay free for that
+//! rest of it in the head chunk) and the ends of chunks waste. Compacting all logs once frees it, with two chunks to work in.
+//!
+//! Key compaction takes no more chunks than it frees. A round appends the live images of a chunk, in their order, and a marker. Images leave
+//! [`MARKER_UNITS`](super::log_layout::MARKER_UNITS) of each chunk, so those of one chunk and a marker always fit one chunk; and as an image goes on in the next chunk only if it does
+//! not fit, i rounds open at most i chunks, whatever the room of the tail was. While images filled chunks, a round of 16 images of a unit in chunks of 16
+//! took 17 units, and a volume that was full stood still for ever.
+//!
+//! A record of a value log moves as a whole, into chunks that stay free for that
 //! ([`SpaceLimits::move_floor`]); the chunks that it leaves are freed without any. So a put that waits ends. The same holds for deletes, whose tombstones may exceed the capacity up to [`SpaceLimits::tombstone_chunks`].
 //!
 //! Invariants: key < value ≤ delete ≤ pass < start; what the progress needs ([`SpaceLimits::garbage_chunks_min`]). Tested below for
@@ -24,7 +30,8 @@ use super::log_layout::{CHUNKS_MIN, STORE_CHUNKS_MIN, VALUES_IN_CHUNKS_MIN};
 /// The fewest chunks of garbage when writes wait.
 pub const GARBAGE_CHUNKS_MIN: u32 = 8;
 /// The ends of sealed chunks that nothing fits in are on average at most this part of them. REQUIRES of a value log: a record that
-/// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units.)
+/// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units: of the 64 of
+/// a chunk that a format chooses, the unit of a marker and half of an image of two are this part.)
 pub const CHUNK_END_DIVISOR: u32 = 32;
 /// The chunks of a store that are neither full nor free: the tails of its logs, the chunks reserved behind them, and less than one that a
 /// record in extents leaves at the head of the value log when it moves.

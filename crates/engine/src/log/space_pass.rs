@@ -123,7 +123,7 @@ impl PassState {
     /// The chunks that compaction in progress may take, beside F_key.
     fn taken_by_compaction(&self, rooms: &KeyRooms, pool: &ChunkPool) -> u64 {
         let image_chunks = |(&store, &units): (&u32, &u64)| {
-            SpaceLimits::image_chunks_max(units, rooms.of(store), pool.chunk_units())
+            SpaceLimits::image_chunks_max(units, rooms.of(store), pool.image_units())
         };
         let more_rounds = u64::from(self.key_rounds.saturating_sub(1));
         self.image_units.iter().map(image_chunks).sum::<u64>()
@@ -164,7 +164,7 @@ impl PassState {
     }
 }
 
-/// The free units in the tail of each store's key log, by the number of its partition.
+/// The units that images may take in the tail of each store's key log, by the number of its partition.
 struct KeyRooms(Box<[AtomicU32]>);
 
 impl KeyRooms {
@@ -188,14 +188,14 @@ impl SpacePasses {
         SpacePasses { unit_bytes, rooms, state: Mutex::new(PassState { used_bytes, ..PassState::default() }) }
     }
 
-    /// Notes the free units in the tail of a store's key log. REQUIRES: called behind each append, with the lock of the store's state.
-    pub fn set_key_room(&self, store: u32, units: u32) {
+    /// Notes the first free unit in the tail of a store's key log. REQUIRES: called behind each append, with the lock of the store's state.
+    pub fn set_key_tail(&self, store: u32, unit: u32, pool: &ChunkPool) {
         if let Some(room) = self.rooms.0.get(store as usize) {
-            room.store(units, Ordering::Release);
+            room.store(pool.image_units().saturating_sub(unit), Ordering::Release);
         }
     }
 
-    /// The free units in the tail of a store's key log.
+    /// The units that images may take in the tail of a store's key log.
     pub fn key_room(&self, store: u32) -> u32 {
         self.rooms.of(store)
     }

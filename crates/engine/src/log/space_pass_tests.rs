@@ -166,7 +166,7 @@ fn compaction_leaves_what_writes_in_progress_and_key_compaction_may_take() {
     drop(begin(CompactionSpace::Image { store: 0, units: 4 }).expect("in the same chunk"));
     assert!(begin(CompactionSpace::Image { store: 0, units: 8 }).is_none());
     assert!(begin(CompactionSpace::Image { store: 1, units: 1 }).is_none());
-    passes.set_key_room(1, 1);
+    passes.set_key_tail(1, pool.image_units() - 1, &pool);
     assert!(begin(CompactionSpace::Image { store: 1, units: 2 }).is_none());
     drop(begin(CompactionSpace::Image { store: 1, units: 1 }).expect("in the tail"));
     let round = begin(CompactionSpace::KeyRound).expect("F_key is for one round");
@@ -322,6 +322,6 @@ fn a_pass_suffices_for_the_appends_that_it_was_taken_for() {
     for _ in 0..2 {
         values.append(16, &pool, ChunkPurpose::User).expect("a value in two chunks");
     }
-    keys.append(16, &pool, ChunkPurpose::User).expect("an image");
+    keys.append_image(15, &pool, ChunkPurpose::User).expect("an image");
     assert!(pool.free() >= pool.limits().pass);
 }

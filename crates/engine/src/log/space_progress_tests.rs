@@ -6,16 +6,28 @@
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::{ChunkPool, ChunkState};
 use super::compaction_policy::{CompactionCandidate, LogCosts, choose_compacted_log};
-use super::log_place::{ChunkIndex, LogKind};
+use super::log_layout::MARKER_UNITS;
+use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::space_limits::{CHUNK_END_DIVISOR, ChunkPurpose, SpaceLimits};
 use octokv_base::Prng;
 use std::collections::BTreeMap;
 
-const CHUNK_UNITS: u32 = 128;
-const IMAGE_UNITS_MAX: u32 = 3;
-const SEGMENTS: usize = 16;
+/// What the chunks and images of a model have.
+#[derive(Clone, Copy)]
+struct ModelSizes {
+    /// Units of a chunk.
+    chunk: u32,
+    /// The most units of an image.
+    image: u32,
+    /// Segments of a store.
+    segments: usize,
+}
+
+const SIZES: ModelSizes = ModelSizes { chunk: 128, image: 3, segments: 16 };
 /// The longest value: an eighth of the smallest pool.
-const VALUE_UNITS_MAX: u64 = 8 * CHUNK_UNITS as u64;
+const VALUE_UNITS_MAX: u64 = 8 * SIZES.chunk as u64;
+/// Units of a key chunk that markers may take, which is no garbage that compaction frees.
+const MARKERS_PER_CHUNK: u32 = 2;
 /// A compaction that goes on for more rounds than the pool has chunks, several times over, does not end.
 const ROUNDS_PER_CHUNK_MAX: u32 = 20;
 
@@ -30,7 +42,7 @@ struct ModelStore {
     keys: ChunkLog,
     values: ChunkLog,
     /// The image of each segment.
-    images: [Option<ModelPiece>; SEGMENTS],
+    images: Vec<Option<ModelPiece>>,
     /// The values, by number; the segment of a value is its number modulo the segments.
     placed: BTreeMap<usize, Vec<ModelPiece>>,
     /// The units that compaction has moved out of chunks of the value log.
@@ -40,6 +52,7 @@ struct ModelStore {
 }
 
 struct Model {
+    sizes: ModelSizes,
     pool: ChunkPool,
     stores: Vec<ModelStore>,
     random: Prng,
@@ -49,25 +62,25 @@ struct Model {
 }
 
 /// The chunks that a value of so many units may open.
-fn record_chunks(units: u64) -> u32 {
-    units.div_ceil(CHUNK_UNITS.into()) as u32
+fn record_chunks(units: u64, chunk_units: u32) -> u32 {
+    units.div_ceil(chunk_units.into()) as u32
 }
 
 impl Model {
     /// A pool without values, which will have at most `longest` units.
-    fn new(chunks: u32, stores: u32, longest: u64, seed: u64) -> Model {
-        let limits = SpaceLimits::new(chunks, stores, record_chunks(longest));
-        let pool = ChunkPool::new(0, CHUNK_UNITS, limits);
+    fn new((chunks, sizes): (u32, ModelSizes), stores: u32, longest: u64, seed: u64) -> Model {
+        let limits = SpaceLimits::new(chunks, stores, record_chunks(longest, sizes.chunk));
+        let pool = ChunkPool::new(0, sizes.chunk, limits);
         let make = |partition| ModelStore {
             keys: ChunkLog::create(partition, LogKind::Keys, &pool).expect("an empty pool has chunks"),
             values: ChunkLog::create(partition, LogKind::Values, &pool).expect("an empty pool has chunks"),
-            images: [None; SEGMENTS],
+            images: vec![None; sizes.segments],
             placed: BTreeMap::new(),
             vacated: BTreeMap::new(),
             is_paused: false,
         };
         let stores = (0..stores).map(make).collect();
-        Model { pool, stores, random: Prng::new(seed), used: 0, rounds: 0 }
+        Model { sizes, pool, stores, random: Prng::new(seed), used: 0, rounds: 0 }
     }
 
     fn add_live(&mut self, kind: LogKind, store: usize, piece: ModelPiece, sign: i32) {
@@ -83,8 +96,8 @@ impl Model {
 
     /// Appends the image of a segment, and publishes it.
     fn append_image(&mut self, store: usize, segment: usize, purpose: ChunkPurpose) {
-        let units = 1 + self.random.below(u64::from(IMAGE_UNITS_MAX)) as u32;
-        let place = self.stores[store].keys.append(units, &self.pool, purpose);
+        let units = 1 + self.random.below(self.sizes.image.into()) as u32;
+        let place = self.stores[store].keys.append_image(units, &self.pool, purpose);
         let place =
             place.unwrap_or_else(|| panic!("no chunk for an image: {purpose:?}, {} free", self.pool.free()));
         let new = ModelPiece { index: place.index, units };
@@ -99,9 +112,9 @@ impl Model {
         let (mut left, mut pieces) = (units, Vec::new());
         while left > 0 {
             let log = &mut self.stores[store].values;
-            let rest = CHUNK_UNITS - log.tail().unit;
-            let fits = left <= u64::from(rest) || rest >= CHUNK_UNITS / CHUNK_END_DIVISOR;
-            let units = left.min(u64::from(if fits { rest } else { CHUNK_UNITS })) as u32;
+            let rest = self.sizes.chunk - log.tail().unit;
+            let fits = left <= u64::from(rest) || rest >= self.sizes.chunk / CHUNK_END_DIVISOR;
+            let units = left.min(u64::from(if fits { rest } else { self.sizes.chunk })) as u32;
             let place = log.append(units, &self.pool, purpose);
             let place = place
                 .unwrap_or_else(|| panic!("no chunk for a value: {purpose:?}, {} free", self.pool.free()));
@@ -130,7 +143,7 @@ impl Model {
     fn begin(&mut self, purpose: ChunkPurpose, units: u64) {
         let mut left = ROUNDS_PER_CHUNK_MAX * self.pool.chunks();
         let limits = *self.pool.limits();
-        let taken = limits.chunks_taken_max(1, units, CHUNK_UNITS);
+        let taken = limits.chunks_taken_max(1, units, self.sizes.chunk);
         let wanted = limits.pass_floor(purpose) + taken as u32;
         while !limits.may_begin(purpose, self.pool.free(), taken) {
             assert!(
@@ -144,18 +157,18 @@ impl Model {
     }
 
     fn capacity_units(&self) -> u64 {
-        u64::from(self.pool.limits().capacity_chunks()) * u64::from(CHUNK_UNITS)
+        u64::from(self.pool.limits().capacity_chunks()) * u64::from(self.sizes.chunk)
     }
 
     /// A put; false if the capacity does not admit it.
     fn put(&mut self, store: usize, value: usize, units: u64) -> bool {
-        let taken = units + u64::from(IMAGE_UNITS_MAX);
+        let taken = units + u64::from(self.sizes.image);
         if self.used + taken > self.capacity_units() {
             return false;
         }
         self.begin(ChunkPurpose::User, taken);
         self.append_value(store, value, units);
-        self.append_image(store, value % SEGMENTS, ChunkPurpose::User);
+        self.append_image(store, value % self.sizes.segments, ChunkPurpose::User);
         true
     }
 
@@ -163,8 +176,8 @@ impl Model {
         if !self.stores[store].placed.contains_key(&value) {
             return;
         }
-        self.begin(ChunkPurpose::Delete, IMAGE_UNITS_MAX.into());
-        self.append_image(store, value % SEGMENTS, ChunkPurpose::Delete);
+        self.begin(ChunkPurpose::Delete, self.sizes.image.into());
+        self.append_image(store, value % self.sizes.segments, ChunkPurpose::Delete);
         self.remove_value(store, value);
     }
 
@@ -174,13 +187,16 @@ impl Model {
         let live = |chunk| self.pool.live_of(chunk).expect("counted");
         let (_, head) = log.sealed().next()?;
         // Ends that nothing fits in count as garbage here, up to their bound: the model does not know them.
-        let waste = if kind == LogKind::Keys { IMAGE_UNITS_MAX - 1 } else { CHUNK_UNITS / CHUNK_END_DIVISOR };
+        let waste = match kind {
+            LogKind::Keys => MARKERS_PER_CHUNK + self.sizes.image - 1,
+            LogKind::Values => self.sizes.chunk / CHUNK_END_DIVISOR,
+        };
         let vacated = |index: ChunkIndex| match kind {
             LogKind::Keys => 0,
             LogKind::Values => of_store.vacated.get(&index.0).copied().unwrap_or(0),
         };
         let garbage = |(index, chunk)| {
-            let unused = u64::from((CHUNK_UNITS - live(chunk).amount).saturating_sub(waste));
+            let unused = u64::from((self.sizes.chunk - live(chunk).amount).saturating_sub(waste));
             unused.saturating_sub(vacated(index))
         };
         // The order of the choices is no part of the argument: costs of both logs as if their turnover were the same.
@@ -188,7 +204,7 @@ impl Model {
             put_bytes: 1.0,
             live_bytes: 1.0,
             move_cost: 1.0,
-            head_live: f64::from(live(head).amount) / f64::from(CHUNK_UNITS),
+            head_live: f64::from(live(head).amount) / f64::from(self.sizes.chunk),
         };
         Some(CompactionCandidate {
             store: store as u32,
@@ -232,12 +248,12 @@ impl Model {
 
     fn compact_keys(&mut self, store: usize) {
         let head = self.stores[store].keys.head();
-        for segment in 0..SEGMENTS {
+        for segment in 0..self.sizes.segments {
             if self.stores[store].images[segment].is_some_and(|image| image.index == head) {
                 // A moved image keeps its length.
                 let old = self.stores[store].images[segment].expect("it is there");
                 let place =
-                    self.stores[store].keys.append(old.units, &self.pool, ChunkPurpose::KeyCompaction);
+                    self.stores[store].keys.append_image(old.units, &self.pool, ChunkPurpose::KeyCompaction);
                 let index = place.expect("key compaction has two chunks of its own").index;
                 let new = ModelPiece { index, units: old.units };
                 self.add_live(LogKind::Keys, store, new, 1);
@@ -246,7 +262,14 @@ impl Model {
             }
         }
         let passed = self.stores[store].keys.advance_head(ChunkIndex(head.0 + 1), &self.pool);
-        passed.into_iter().for_each(|chunk| self.pool.release(chunk));
+        self.release(store, passed);
+    }
+
+    /// Frees chunks that are retired, behind a marker that states the head.
+    fn release(&mut self, store: usize, retired: Vec<ChunkNumber>) {
+        let marker = self.stores[store].keys.append(MARKER_UNITS, &self.pool, ChunkPurpose::KeyCompaction);
+        marker.unwrap_or_else(|| panic!("no unit for a marker: {} free", self.pool.free()));
+        retired.into_iter().for_each(|chunk| self.pool.release(chunk));
     }
 
     /// Moves the values of the head chunk as a whole, one after another, and pauses when free space is too short for one.
@@ -260,7 +283,7 @@ impl Model {
         for value in here {
             let old = self.stores[store].placed[&value].clone();
             let units = old.iter().map(|piece| u64::from(piece.units)).sum();
-            if self.pool.free() < self.pool.limits().move_floor(record_chunks(units)) {
+            if self.pool.free() < self.pool.limits().move_floor(record_chunks(units, self.sizes.chunk)) {
                 // A shorter one may have room.
                 is_paused = true;
                 continue;
@@ -271,13 +294,13 @@ impl Model {
                 *self.stores[store].vacated.entry(piece.index.0).or_default() += u64::from(piece.units);
             }
             self.stores[store].placed.insert(value, pieces);
-            self.append_image(store, value % SEGMENTS, ChunkPurpose::Compaction);
+            self.append_image(store, value % self.sizes.segments, ChunkPurpose::Compaction);
         }
         self.stores[store].is_paused = is_paused;
         if !is_paused {
             self.stores[store].vacated.remove(&head.0);
             let passed = self.stores[store].values.advance_head(ChunkIndex(head.0 + 1), &self.pool);
-            passed.into_iter().for_each(|chunk| self.pool.release(chunk));
+            self.release(store, passed);
         }
     }
 
@@ -295,7 +318,7 @@ impl Model {
 
 /// Fills a pool, and overwrites and deletes at its capacity.
 fn write_at_capacity(chunks: u32, stores: u32, longest: u64, seed: u64) {
-    let mut model = Model::new(chunks, stores, longest, seed);
+    let mut model = Model::new((chunks, SIZES), stores, longest, seed);
     let (mut full, mut written) = (0, 0u64);
     let target = (4 * model.capacity_units()).max(200 * longest);
     while written < target {
@@ -343,7 +366,7 @@ fn writes_of_the_longest_values_go_on() {
 
 #[test]
 fn compaction_of_a_pool_at_capacity_ends() {
-    let mut model = Model::new(128, 4, 20, 3);
+    let mut model = Model::new((128, SIZES), 4, 20, 3);
     let mut value = 0;
     while model.put(value % 4, value, 20) {
         value += 1;
@@ -360,10 +383,28 @@ fn compaction_of_a_pool_at_capacity_ends() {
     }
     model.check();
     let held = 2 * 4 * 2;
-    let live = (model.used / u64::from(CHUNK_UNITS)) as u32;
+    let live = (model.used / u64::from(SIZES.chunk)) as u32;
     assert!(
         model.pool.free() + live * 32 / 31 + held + 2 >= model.pool.chunks(),
         "{} free, {live} live",
         model.pool.free()
     );
+}
+
+#[test]
+fn rounds_of_key_chunks_full_of_live_images_take_no_more_than_they_free() {
+    // The shortest chunks, each of them full of images of one unit: a round writes its marker beside them.
+    let sizes = ModelSizes { chunk: 16, image: 1, segments: 15 * 400 };
+    let mut model = Model::new((1_024, sizes), 1, 1, 5);
+    for segment in 0..sizes.segments {
+        model.append_image(0, segment, ChunkPurpose::User);
+    }
+    // Only key compaction may take what is free.
+    while model.pool.reserve(ChunkPurpose::Compaction).is_some() {}
+    let free = model.pool.free();
+    assert_eq!(free, model.pool.limits().key);
+    for round in 0..3 * 400 {
+        model.compact_keys(0);
+        assert!(model.pool.free() + 1 >= free, "{} of {free} free behind round {round}", model.pool.free());
+    }
 }

@@ -115,7 +115,7 @@ impl LogVolume {
         let segments_max = segments_max.saturating_sub(stores.len() as u64);
         let passes = SpacePasses::new(used_bytes, superblock.layout.unit_bytes, stores.len());
         for store in &stores {
-            passes.set_key_room(store.id, pool.chunk_units() - store.state.lock().keys.tail().unit);
+            passes.set_key_tail(store.id, store.state.lock().keys.tail().unit, &pool);
         }
         Arc::new(LogVolume {
             fixed: superblock,
