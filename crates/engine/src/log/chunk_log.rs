@@ -99,6 +99,11 @@ impl ChunkLog {
         self.partition
     }
 
+    /// Which log of the store it is.
+    pub fn kind(&self) -> LogKind {
+        self.kind
+    }
+
     /// The chunks before the tail, from the head on.
     pub fn sealed(&self) -> impl Iterator<Item = (ChunkIndex, ChunkNumber)> + '_ {
         let sealed = self.chunks.len() - 1;
@@ -174,16 +179,18 @@ impl ChunkLog {
     ///
     /// # Panics
     /// If the index is behind the tail, or before the head.
-    pub fn advance_head(&mut self, to: ChunkIndex, pool: &ChunkPool) -> Vec<ChunkNumber> {
+    pub fn advance_head(&mut self, to: ChunkIndex, pool: &ChunkPool) -> Vec<(ChunkIndex, ChunkNumber)> {
         assert!(
             (self.head..=self.tail_index()).contains(&to),
             "{:?} to {to:?} of {:?}",
             self.head,
             self.tail_index()
         );
-        let passed = self.chunks.drain(..(to.0 - self.head.0) as usize);
-        let retired: Vec<_> = passed.filter(|&chunk| pool.state_of(chunk) != ChunkState::Pinned).collect();
-        retired.iter().for_each(|&chunk| pool.retire(chunk));
+        let indices = (self.head.0..).map(ChunkIndex);
+        let passed = indices.zip(self.chunks.drain(..(to.0 - self.head.0) as usize));
+        let retired: Vec<_> =
+            passed.filter(|&(_, chunk)| pool.state_of(chunk) != ChunkState::Pinned).collect();
+        retired.iter().for_each(|&(_, chunk)| pool.retire(chunk));
         self.head = to;
         retired
     }

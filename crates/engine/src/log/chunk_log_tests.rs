@@ -2,6 +2,7 @@
 
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::{ChunkOwner, ChunkPool, ChunkState};
+use super::log_layout::ChunkSizes;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind, LogPlace};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
 use proptest::collection::vec;
@@ -11,7 +12,7 @@ const CHUNK_UNITS: u32 = 16;
 const CHUNKS: u32 = 64;
 
 fn pool() -> ChunkPool {
-    ChunkPool::new(100, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2, 1))
+    ChunkPool::new(100, ChunkSizes::of_units(CHUNK_UNITS), SpaceLimits::new(CHUNKS, 2, 1))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +78,8 @@ impl Model {
         let is_pinned = |chunk: &ChunkNumber| self.pool.state_of(*chunk) == ChunkState::Pinned;
         let given: Vec<ChunkNumber> = self.chunks.drain(..passed).filter(|chunk| !is_pinned(chunk)).collect();
         self.head += passed as u32;
-        assert_eq!(self.log.advance_head(ChunkIndex(self.head), &self.pool), given);
+        let retired = self.log.advance_head(ChunkIndex(self.head), &self.pool);
+        assert_eq!(retired.into_iter().map(|(_, chunk)| chunk).collect::<Vec<_>>(), given);
         self.retired.extend(given);
     }
 
@@ -137,7 +139,7 @@ fn a_log_goes_around_its_chunks_for_ever() {
     for round in 0..1_000 {
         let place = log.append(CHUNK_UNITS, &pool, ChunkPurpose::User).unwrap();
         assert_eq!(place.index, ChunkIndex(round));
-        log.advance_head(place.index, &pool).into_iter().for_each(|chunk| pool.release(chunk));
+        log.advance_head(place.index, &pool).into_iter().for_each(|(_, chunk)| pool.release(chunk));
     }
     assert_eq!(pool.free(), CHUNKS - 2);
 }
@@ -155,7 +157,8 @@ fn a_recovered_log_goes_on_behind_its_tail() {
     let place = |index, chunk, unit| Some(LogPlace { index: ChunkIndex(index), chunk, unit });
     assert_eq!(log.append(2, &pool, ChunkPurpose::User), place(42, chunks[2], 14));
     assert_eq!(log.append(3, &pool, ChunkPurpose::User), place(43, ChunkNumber(30), 0));
-    assert_eq!(log.advance_head(ChunkIndex(42), &pool), chunks[..2]);
+    let retired = [(ChunkIndex(40), chunks[0]), (ChunkIndex(41), chunks[1])];
+    assert_eq!(log.advance_head(ChunkIndex(42), &pool), retired);
 }
 
 #[test]

@@ -1,19 +1,21 @@
 //! The chunk pool: its states, floors and counts against a model, and readers that detect reuse.
 
-use super::chunk_pool::{
-    CHUNK_AMOUNT_MAX, CHUNK_RECORDS_MAX, ChunkOwner, ChunkPool, ChunkState, LiveContents,
-};
+use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
+use super::chunk_pool::{CHUNK_AMOUNT_MAX, CHUNK_RECORDS_MAX, ChunkOwner, ChunkPool, ChunkState};
+use super::log_layout::ChunkSizes;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::sealed_sums::{LiveContents, SealedSums};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 const CHUNKS: u32 = 64;
 const CHUNK_UNITS: u32 = 128;
+const STORES: u32 = 2;
 const FIRST_UNIT: u64 = 1_000;
 
 fn pool() -> ChunkPool {
-    ChunkPool::new(FIRST_UNIT, CHUNK_UNITS, SpaceLimits::new(CHUNKS, 2, 1))
+    ChunkPool::new(FIRST_UNIT, ChunkSizes::of_units(CHUNK_UNITS), SpaceLimits::new(CHUNKS, STORES, 1))
 }
 
 fn owner(partition: u32, index: u32) -> ChunkOwner {
@@ -32,6 +34,8 @@ struct ModelChunk {
     state: ChunkState,
     owner: Option<ChunkOwner>,
     live: LiveContents,
+    /// The granules that compaction has moved out of it.
+    vacated: u32,
     opened: u64,
 }
 
@@ -41,6 +45,7 @@ enum Step {
     /// The chunk with this number, counted round among those in the state, goes on to the next one, or to the other.
     Advance(ChunkState, usize, bool),
     AddLive(usize, i32, i64),
+    AddVacated(usize, u32),
     /// A reader takes the number of openings.
     Read,
 }
@@ -57,6 +62,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => any::<u8>().prop_map(Step::Reserve),
         8 => (state, any::<usize>(), prop::bool::weighted(0.2)).prop_map(|(s, n, other)| Step::Advance(s, n, other)),
         3 => (any::<usize>(), -9..10i32, -90..91i64).prop_map(|(n, records, amount)| Step::AddLive(n, records, amount)),
+        2 => (any::<usize>(), 0..2_000u32).prop_map(|(n, granules)| Step::AddVacated(n, granules)),
         2 => Just(Step::Read),
     ];
     vec(step, 0..400)
@@ -72,7 +78,8 @@ fn advance(pool: &ChunkPool, model: &mut [ModelChunk], chunk: ChunkNumber, other
         }
         (ChunkState::Reserved, false) => {
             *opens += 1;
-            let owner = owner(chunk.0 % 5, *opens as u32);
+            let owner = ChunkOwner { partition: chunk.0 % STORES, ..owner(chunk.0 / 2, *opens as u32) };
+            of_model.vacated = 0;
             pool.open(chunk, owner);
             (of_model.owner, of_model.live, of_model.opened) = (Some(owner), LiveContents::default(), *opens);
             ChunkState::Open
@@ -118,13 +125,45 @@ fn assert_agrees(pool: &ChunkPool, model: &[ModelChunk], readers: &[u64]) {
             assert_eq!(pool.unopened_since(unit, opens), chunk.opened <= opens, "{number:?} since {opens}");
         }
     }
+    for partition in 0..STORES {
+        for kind in [LogKind::Keys, LogKind::Values] {
+            let is_of = |owner: ChunkOwner| (owner.partition, owner.kind) == (partition, kind);
+            let sealed = model
+                .iter()
+                .filter(|chunk| chunk.state == ChunkState::Sealed && chunk.owner.is_some_and(is_of));
+            assert_eq!(pool.sealed_sums(partition, kind), recounted(kind, sealed), "{partition} {kind:?}");
+        }
+    }
+}
+
+/// The sums of sealed chunks, by the sizes of [`ChunkSizes::of_units`].
+fn recounted<'a>(kind: LogKind, chunks: impl Iterator<Item = &'a ModelChunk>) -> SealedSums {
+    let mut sums = SealedSums::default();
+    for chunk in chunks {
+        let LiveContents { records, amount } = chunk.live;
+        let (records, amount) = (u64::from(records), u64::from(amount));
+        let live_bytes = match kind {
+            LogKind::Keys => amount * 512,
+            LogKind::Values => {
+                amount * 8 + records * DIRECTORY_ID_BYTES as u64 + DIRECTORY_TRAILER_BYTES as u64
+            }
+        };
+        // All but a 32nd of 64 KiB.
+        let garbage_bytes =
+            (63_488u64).saturating_sub(live_bytes).saturating_sub(u64::from(chunk.vacated) * 8);
+        sums.counted += 1;
+        sums.records += records;
+        sums.amount += amount;
+        sums.garbage_bytes += garbage_bytes;
+    }
+    sums
 }
 
 proptest! {
     #[test]
     fn the_pool_agrees_with_a_model(steps in steps()) {
         let pool = pool();
-        let chunk = ModelChunk { state: ChunkState::Free, owner: None, live: LiveContents::default(), opened: 0 };
+        let chunk = ModelChunk { state: ChunkState::Free, owner: None, live: LiveContents::default(), vacated: 0, opened: 0 };
         let mut model = vec![chunk; CHUNKS as usize];
         let (mut opens, mut readers) = (0, vec![0]);
         for step in steps {
@@ -153,6 +192,11 @@ proptest! {
                         pool.add_live(ChunkNumber(chunk as u32), records, amount);
                         of_model.live = LiveContents { records: records_after, amount: amount_after as u32 };
                     }
+                }
+                Step::AddVacated(number, granules) => {
+                    let chunk = number % CHUNKS as usize;
+                    pool.add_vacated(ChunkNumber(chunk as u32), granules);
+                    model[chunk].vacated += granules;
                 }
                 Step::Read => {
                     prop_assert_eq!(pool.opens_now(), opens);
@@ -254,8 +298,8 @@ fn a_reader_finds_out_that_its_chunk_was_opened_meanwhile() {
 }
 
 #[test]
-fn a_chunk_has_twenty_four_bytes_of_memory() {
-    assert_eq!(pool().memory_bytes(), 24 * CHUNKS as usize);
+fn a_chunk_has_twenty_eight_bytes_of_memory() {
+    assert_eq!(pool().memory_bytes(), 28 * CHUNKS as usize);
 }
 
 #[test]

@@ -11,20 +11,19 @@
 //! dropped leaves what it moved so far, so callers let rounds run to their ends.
 //! Tested in `compaction_tests.rs`.
 
-use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
-use super::chunk_pool::LiveContents;
+use super::chunk_directory::DIRECTORY_ID_BYTES;
+use super::chunk_log::ChunkLog;
 use super::compaction_policy::{
     CompactionCandidate, StoreContents, choose_compacted_log, expected_images, is_space_enough, key_worth_max,
 };
 use super::core::LogCore;
-use super::log_place::{ChunkNumber, LogKind};
+use super::log_place::LogKind;
 use super::pinned_chunks::is_passing_error;
-use super::space_limits::CHUNK_END_DIVISOR;
+use super::sealed_sums::LiveContents;
 use super::store::{Store, StoreState};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
 use octokv_runtime::yield_now;
-use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
@@ -76,13 +75,6 @@ struct LogContents {
     /// Their units or granules.
     amount: u64,
     garbage_bytes: u64,
-}
-
-/// A sealed chunk of a log.
-struct SealedChunk {
-    chunk: ChunkNumber,
-    /// The bytes that compaction has moved out of it.
-    vacated_bytes: u64,
 }
 
 impl LogContents {
@@ -432,28 +424,16 @@ impl LogCore {
         state: &StoreState,
         passed: usize,
     ) -> [Option<CompactionCandidate>; 2] {
-        let layout = self.volume.layout();
+        let (layout, pool) = (self.volume.layout(), &self.volume.pool);
         let unit_bytes = u64::from(layout.unit_bytes);
-        let chunks =
-            state.keys.sealed().skip(passed).map(|(_, chunk)| SealedChunk { chunk, vacated_bytes: 0 });
         // The images of a key log are counted.
-        let keys = self.contents_of(chunks, 0, |live| u64::from(live.amount) * unit_bytes);
+        let keys = self.contents_of(&state.keys, passed, 0);
         // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
         let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
-        // Both ascend by index.
-        let chunks = state.values.sealed().skip(passed).scan(
-            state.vacated_granules.iter().peekable(),
-            |vacated, sealed| {
-                let (index, chunk) = sealed;
-                while vacated.next_if(|&(&of, _)| of < index).is_some() {}
-                let granules = vacated.next_if(|&(&of, _)| of == index).map_or(0, |(_, &granules)| granules);
-                Some(SealedChunk { chunk, vacated_bytes: u64::from(granules) << layout.granule_log2 })
-            },
-        );
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
         let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
-        let values = self.contents_of(chunks, live_granules, |live| self.value_bytes_of(live));
+        let values = self.contents_of(&state.values, passed, live_granules);
         // A window has the same part of the records as of the chunks.
         let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
         let window_records = (values.records * window).checked_div(values.chunks).unwrap_or(0);
@@ -474,7 +454,7 @@ impl LogCore {
             ],
             values: [
                 (state.totals_published.live_granules << layout.granule_log2) as f64,
-                self.value_bytes_of(value_head) as f64,
+                pool.sizes().live_bytes(LogKind::Values, value_head) as f64,
             ],
             head_records: value_head.records.into(),
             head_images: images,
@@ -511,57 +491,28 @@ impl LogCore {
         }
     }
 
-    /// The bytes of the live records of a value chunk, with its directory.
-    fn value_bytes_of(&self, live: LiveContents) -> u64 {
-        let records_bytes = u64::from(live.amount) << self.volume.layout().granule_log2;
-        records_bytes + u64::from(live.records) * DIRECTORY_ID_BYTES as u64 + DIRECTORY_TRAILER_BYTES as u64
-    }
-
-    /// What lives in sealed chunks, in which so many units or granules are live. Each of those that are not counted has its share of what is
-    /// not in the others: were it the mean of these, which are few and full of new records after a recovery, all garbage would be hidden. The
-    /// ends of chunks, of which a part in [`CHUNK_END_DIVISOR`] is allowed for, are no garbage, nor is what compaction has moved out of a chunk.
-    fn contents_of(
-        &self,
-        chunks: impl Iterator<Item = SealedChunk>,
-        live_amount: u64,
-        bytes_of: impl Fn(LiveContents) -> u64,
-    ) -> LogContents {
-        let layout = self.volume.layout();
-        let full_bytes = u64::from(layout.chunk_bytes() - layout.chunk_bytes() / CHUNK_END_DIVISOR);
-        let unused_bytes = |live| full_bytes.saturating_sub(bytes_of(live));
-        let (mut contents, mut counted) = (LogContents::default(), 0);
-        let mut uncounted: SmallVec<[SealedChunk; 8]> = SmallVec::new();
-        let mut head = None;
-        for sealed in chunks {
-            let live = self.volume.pool.live_of(sealed.chunk);
-            if contents.chunks == 0 {
-                head = live;
-            }
-            contents.chunks += 1;
-            match live {
-                Some(live) => {
-                    counted += 1;
-                    contents.records += u64::from(live.records);
-                    contents.amount += u64::from(live.amount);
-                    contents.garbage_bytes += unused_bytes(live).saturating_sub(sealed.vacated_bytes);
-                }
-                None => uncounted.push(sealed),
-            }
-        }
-        let amount = live_amount.saturating_sub(contents.amount) / uncounted.len().max(1) as u64;
+    /// What lives in all sealed chunks of a log but the first `passed`, in which so many units or granules are live. Each of those that are not counted has its
+    /// share of what is not in the others: were it the mean of these, which are few and full of new records after a recovery, all garbage would be hidden.
+    fn contents_of(&self, log: &ChunkLog, passed: usize, live_amount: u64) -> LogContents {
+        let (pool, kind) = (&self.volume.pool, log.kind());
+        let mut sealed = log.sealed().map(|(_, chunk)| chunk);
+        let sums =
+            sealed.by_ref().take(passed).fold(pool.sealed_sums(log.partition(), kind), |sums, chunk| {
+                sums.without(pool.sealed_part(chunk))
+            });
+        let amount = live_amount.saturating_sub(sums.amount) / sums.uncounted.max(1);
         let mean = LiveContents {
             // A mean of numbers of 32 bits; one without any count.
-            records: contents.records.checked_div(counted).map_or(1, |mean| mean as u32).max(1),
-            amount: amount.min(layout.chunk_granules().into()) as u32,
+            records: sums.records.checked_div(sums.counted).map_or(1, |mean| mean as u32).max(1),
+            amount: amount.min(self.volume.layout().chunk_granules().into()) as u32,
         };
-        for sealed in &uncounted {
-            contents.records += u64::from(mean.records);
-            contents.amount += u64::from(mean.amount);
-            contents.garbage_bytes += unused_bytes(mean).saturating_sub(sealed.vacated_bytes);
+        let unused_bytes = sums.uncounted * pool.sizes().garbage_bytes(kind, mean);
+        LogContents {
+            chunks: sums.counted + sums.uncounted,
+            head: sealed.next().map_or(LiveContents::default(), |head| pool.live_of(head).unwrap_or(mean)),
+            records: sums.records + sums.uncounted * u64::from(mean.records),
+            amount: sums.amount + sums.uncounted * u64::from(mean.amount),
+            garbage_bytes: sums.garbage_bytes + unused_bytes.saturating_sub(sums.uncounted_vacated_bytes),
         }
-        if contents.chunks > 0 {
-            contents.head = head.unwrap_or(mean);
-        }
-        contents
     }
 }

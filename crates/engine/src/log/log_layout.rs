@@ -45,6 +45,17 @@ pub const VALUES_IN_CHUNKS_MIN: u64 = 8;
 /// The possible granules: powers of two from 8 to 32 bytes.
 pub const GRANULE_LOG2: std::ops::RangeInclusive<u8> = 3..=5;
 
+/// The sizes by which chunks of a pool are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkSizes {
+    /// Units of a chunk.
+    pub units: u32,
+    /// Bytes of a unit.
+    pub unit_bytes: u32,
+    /// Log2 of the bytes of a granule.
+    pub granule_log2: u8,
+}
+
 /// The regions of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLayout {
@@ -93,6 +104,11 @@ impl LogLayout {
     /// The granules of a unit.
     pub fn unit_granules(&self) -> u32 {
         self.unit_bytes >> self.granule_log2
+    }
+
+    /// The sizes by which chunks are measured.
+    pub fn chunk_sizes(&self) -> ChunkSizes {
+        ChunkSizes { units: self.chunk_units, unit_bytes: self.unit_bytes, granule_log2: self.granule_log2 }
     }
 
     /// The units of a key chunk in which images lie.

@@ -10,7 +10,8 @@
 //! - [`busy_segments`]: segments that operations hold in memory, and their waiters.
 //! - [`checkpoint_writer`]: writes the stores to a checkpoint area.
 //! - [`chunk_directory`]: which segments the records of a value chunk belong to; [`record_walk`]: the records of a chunk without one.
-//! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse.
+//! - [`chunk_log`]: one log: its chunks, its tail and its head. [`chunk_pool`]: the chunks of the device, and the detection of reuse;
+//!   [`sealed_sums`]: what the full chunks of a log have together.
 //! - `store`, [`volume`], `core`: what operations share; `volume_statistics`: what of it operators see; [`handle`] and `seam`: the contract. [`open`](mod@open), `checkpoint`, `maintenance`, `scrub`, `scrub_state`, `verify`.
 //! - `reads`, `segment_reads`, `recent_images`, `record_reads`, `ring_list`: lookups. `writes`, `value_writes`, `commit`, `split`, `split_signal`, `space_waits`: changes.
 //! - [`compaction_policy`]: which log is compacted next. [`space_limits`]: how much free space each kind of work leaves.
@@ -69,6 +70,7 @@ mod ring_list;
 mod running_compactions;
 mod scrub;
 mod scrub_state;
+pub mod sealed_sums;
 mod seam;
 pub mod segment_buckets;
 pub mod segment_entry;

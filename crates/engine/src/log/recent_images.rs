@@ -114,6 +114,7 @@ impl RecentImages {
 #[cfg(test)]
 mod tests {
     use super::super::chunk_pool::ChunkOwner;
+    use super::super::log_layout::ChunkSizes;
     use super::super::log_place::{ChunkIndex, LogKind};
     use super::super::segment_entry::{EntryContents, SegmentEntry};
     use super::super::space_limits::{ChunkPurpose, SpaceLimits};
@@ -123,7 +124,7 @@ mod tests {
     const CHUNK_UNITS: u32 = 128;
 
     fn pool() -> ChunkPool {
-        ChunkPool::new(0, CHUNK_UNITS, SpaceLimits::new(64, 2, 1))
+        ChunkPool::new(0, ChunkSizes::of_units(CHUNK_UNITS), SpaceLimits::new(64, 2, 1))
     }
 
     fn open_chunk(pool: &ChunkPool) -> u64 {

@@ -14,11 +14,12 @@
 //! Tested in `recovery_tests.rs`; the replay of a store in `replay_tests.rs`.
 
 use super::chunk_log::ChunkLog;
-use super::chunk_pool::{ChunkOwner, ChunkPool, ChunkState, LiveContents};
+use super::chunk_pool::{ChunkOwner, ChunkPool, ChunkState};
 use super::hash_prefix::{HashLevel, initial_range};
 use super::log_layout::{LogLayout, STORE_CHUNKS_MIN};
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::replay::{RecoveredLog, ReplayedStore, RetiredChunk, replay};
+use super::sealed_sums::LiveContents;
 use super::segment_buckets::{PreviousImage, StoreTotals, ValueTailPlace};
 use super::segment_ref::SEGMENT_REF_BYTES;
 use super::segment_table::LogSegmentTable;
@@ -197,7 +198,7 @@ fn adopt_chunks(
 ) -> Result<ChunkPool, OpenError> {
     let layout = &superblock.layout;
     let limits = space_limits(layout, superblock.value_bytes_max, stores.len());
-    let pool = ChunkPool::new(layout.chunks_start_unit, layout.chunk_units, limits);
+    let pool = ChunkPool::new(layout.chunks_start_unit, layout.chunk_sizes(), limits);
     for store in stores.iter().filter(|store| !store.is_lost) {
         let live = live_images(reader, layout, store)?;
         for (chunk, state, owner, contents) in chunks_of(store, Some(&live)) {

@@ -1,9 +1,9 @@
 //! Replay of a key log, case by case: torn batches, damaged and unreadable images, images of earlier openings, values that are not there, and
 //! checkpoints that contradict each other.
 
-use super::chunk_pool::LiveContents;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind, LogPlace};
 use super::recovery::{RecoveredStore, RecoveredVolume, recover_volume};
+use super::sealed_sums::LiveContents;
 use super::segment_buckets::ImageRole;
 use super::segment_ref::SegmentRef;
 use super::store_image::PinnedChunk;

@@ -22,7 +22,7 @@ use super::segment_image::OldValue;
 use super::segment_reads::HeldSegment;
 use super::space_limits::ChunkPurpose;
 use super::space_pass::{CompactionPass, CompactionSpace};
-use super::store::{EntryChange, Store, StoreState, granules_of};
+use super::store::{EntryChange, Store, StoreState, granules_of, note_vacated};
 use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
 use super::value_writes::AppendedValue;
 use crate::EngineError;
@@ -411,7 +411,7 @@ impl LogCore {
         }
         let difference = image.replace(&entry);
         if let Some(old) = &difference.old {
-            state.note_vacated(old, self.volume.layout(), &self.volume.pool);
+            note_vacated(old, self.volume.layout(), &self.volume.pool);
         }
         let record_bytes = record.record_bytes();
         let counters = &self.volume.counters;

@@ -2,6 +2,7 @@
 
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::ChunkPool;
+use super::log_layout::ChunkSizes;
 use super::log_place::{ChunkNumber, LogKind};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
 use super::space_pass::{
@@ -19,7 +20,7 @@ const CHUNK_UNITS: u32 = 16;
 const CHUNK_BYTES: u64 = (UNIT_BYTES * CHUNK_UNITS) as u64;
 
 fn pool() -> ChunkPool {
-    ChunkPool::new(0, CHUNK_UNITS, SpaceLimits::new(64, 1, 1))
+    ChunkPool::new(0, ChunkSizes::of_units(CHUNK_UNITS), SpaceLimits::new(64, 1, 1))
 }
 
 /// Takes chunks until so many are free.

@@ -6,6 +6,7 @@
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::{ChunkPool, ChunkState};
 use super::compaction_policy::{CompactionCandidate, LogCosts, choose_compacted_log};
+use super::log_layout::ChunkSizes;
 use super::log_layout::MARKER_UNITS;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::space_limits::{CHUNK_END_DIVISOR, ChunkPurpose, SpaceLimits};
@@ -70,7 +71,7 @@ impl Model {
     /// A pool without values, which will have at most `longest` units.
     fn new((chunks, sizes): (u32, ModelSizes), stores: u32, longest: u64, seed: u64) -> Model {
         let limits = SpaceLimits::new(chunks, stores, record_chunks(longest, sizes.chunk));
-        let pool = ChunkPool::new(0, sizes.chunk, limits);
+        let pool = ChunkPool::new(0, ChunkSizes::of_units(sizes.chunk), limits);
         let make = |partition| ModelStore {
             keys: ChunkLog::create(partition, LogKind::Keys, &pool).expect("an empty pool has chunks"),
             values: ChunkLog::create(partition, LogKind::Values, &pool).expect("an empty pool has chunks"),
@@ -266,10 +267,10 @@ impl Model {
     }
 
     /// Frees chunks that are retired, behind a marker that states the head.
-    fn release(&mut self, store: usize, retired: Vec<ChunkNumber>) {
+    fn release(&mut self, store: usize, retired: Vec<(ChunkIndex, ChunkNumber)>) {
         let marker = self.stores[store].keys.append(MARKER_UNITS, &self.pool, ChunkPurpose::KeyCompaction);
         marker.unwrap_or_else(|| panic!("no unit for a marker: {} free", self.pool.free()));
-        retired.into_iter().for_each(|chunk| self.pool.release(chunk));
+        retired.into_iter().for_each(|(_, chunk)| self.pool.release(chunk));
     }
 
     /// Moves the values of the head chunk as a whole, one after another, and pauses when free space is too short for one.

@@ -110,8 +110,6 @@ pub(super) struct StoreState {
     pub split: Option<PendingSplit>,
     /// The chunks of the value log whose records compaction moves.
     pub window: Option<CompactionWindow>,
-    /// The granules that compaction has moved out of chunks of the value log.
-    pub vacated_granules: BTreeMap<ChunkIndex, u32>,
     /// In no order.
     pub retired: Vec<WaitingChunk>,
     /// Chunks that device errors keep from being compacted.
@@ -182,7 +180,6 @@ impl Store {
             unentered: BTreeMap::new(),
             split: None,
             window: None,
-            vacated_granules: BTreeMap::new(),
             retired: parts.retired,
             pinned: PinnedChunks::recovered(parts.pinned),
             replay_start: parts.replay_start,
@@ -377,16 +374,8 @@ impl StoreState {
             LogKind::Keys => &mut self.keys,
             LogKind::Values => &mut self.values,
         };
-        let first = chunks.head();
-        let indices: BTreeMap<ChunkNumber, ChunkIndex> =
-            (first.0..).map(ChunkIndex).zip(chunks.chunks()).map(|(index, chunk)| (chunk, index)).collect();
-        let retired = chunks.advance_head(to, pool);
-        let retired = retired.into_iter().map(|chunk| WaitingChunk {
-            log,
-            index: indices[&chunk],
-            chunk,
-            stated_by: None,
-        });
+        let retired = chunks.advance_head(to, pool).into_iter();
+        let retired = retired.map(|(index, chunk)| WaitingChunk { log, index, chunk, stated_by: None });
         self.retired.extend(retired);
         if bug_injection::is_injected(InjectedBug::LogFreeBeforeFlush) {
             self.release_retired(pool);
@@ -440,6 +429,14 @@ fn count_values(changes: &[EntryChange], layout: &LogLayout, pool: &ChunkPool) -
         ids + count(&change.new, 1) + count(&change.difference.old, -1)
     };
     changes.iter().map(bytes_of).sum()
+}
+
+/// Notes that compaction has moved a record, which leaves space in chunks that are not at the head yet. REQUIRES: the caller has the lock of the store.
+pub(super) fn note_vacated(old: &OldValue, layout: &LogLayout, pool: &ChunkPool) {
+    // The places are of the device: a chunk may be none of the pool's.
+    for (chunk, granules) in granules_of(old, layout).filter(|(chunk, _)| chunk.0 < pool.chunks()) {
+        pool.add_vacated(chunk, granules);
+    }
 }
 
 /// The chunks of a record, and its granules in each.

@@ -3,11 +3,12 @@
 
 use super::chunk_directory::DIRECTORY_ID_BYTES;
 use super::chunk_log::ChunkLog;
-use super::chunk_pool::{ChunkPool, LiveContents};
+use super::chunk_pool::ChunkPool;
 use super::core::LogCore;
 use super::hash_prefix::{HashPrefix, initial_range};
 use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::sealed_sums::LiveContents;
 use super::segment_buckets::{PreviousImage, StoreTotals};
 use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
 use super::segment_image::OldValue;
@@ -156,7 +157,7 @@ impl OpenTestVolume {
         };
         let pool = ChunkPool::new(
             layout.chunks_start_unit,
-            layout.chunk_units,
+            layout.chunk_sizes(),
             SpaceLimits::new(chunks, STORES.into(), layout.record_chunks_max(VALUE_BYTES_MAX)),
         );
         let stores = (0..STORES).map(|number| new_store(number, &superblock, &settings, &pool)).collect();

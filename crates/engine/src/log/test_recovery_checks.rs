@@ -1,9 +1,10 @@
 //! Checks of tests of recovery: what a recovery has found, against the model of [`super::test_log_writer`].
 
-use super::chunk_pool::{ChunkOwner, ChunkState, LiveContents};
+use super::chunk_pool::{ChunkOwner, ChunkState};
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::recovery::{RecoveredStore, RecoveredVolume, recover_volume};
+use super::sealed_sums::LiveContents;
 use super::segment_ref::SegmentRef;
 use super::segment_table::LogSegmentTable;
 use super::test_log_writer::TestLogVolume;

@@ -15,18 +15,16 @@
 //! are never dropped: others may wait for the writes that they lead.
 //! Tested in `compaction_tests.rs`.
 
-use super::chunk_pool::{ChunkPool, LiveContents};
 use super::compaction_rounds::{RoundEnd, RoundPace};
 use super::compaction_window::CompactionWindow;
 use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
-use super::log_layout::LogLayout;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::sealed_sums::LiveContents;
 use super::segment_buckets::image_units;
-use super::segment_image::OldValue;
 use super::segment_visit::VisitTarget;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
-use super::store::{Store, StoreState, granules_of};
+use super::store::{Store, StoreState};
 use super::value_chunk_ids::ValueChunk;
 use super::window_space::WindowSpace;
 use crate::EngineError;
@@ -38,15 +36,6 @@ use std::ops::Range;
 const SHORT_IMAGE_UNITS: u32 = 2;
 
 impl StoreState {
-    /// Notes that compaction has moved a record, which leaves space in chunks that are not at the head yet.
-    pub(super) fn note_vacated(&mut self, old: &OldValue, layout: &LogLayout, pool: &ChunkPool) {
-        for (chunk, granules) in granules_of(old, layout) {
-            if let Some((owner, _)) = pool.owner_of(pool.first_unit_of(chunk)) {
-                *self.vacated_granules.entry(owner.index).or_default() += granules;
-            }
-        }
-    }
-
     /// Whether a segment was visited in the window.
     pub(super) fn is_visited(&mut self, segment: SegmentNumber) -> bool {
         let segments = self.table.segments();
@@ -119,7 +108,6 @@ impl LogCore {
         let state = &mut *store.state.lock();
         let next = ChunkIndex(head.index.0 + 1);
         state.advance_head(LogKind::Values, next, &self.volume.pool);
-        state.vacated_granules = state.vacated_granules.split_off(&next);
         Ok(RoundEnd::Advanced)
     }
 

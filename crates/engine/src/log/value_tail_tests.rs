@@ -77,7 +77,7 @@ impl TestTail {
     pub fn new(layout: LogLayout, rewrites_tail: bool) -> TestTail {
         assert!(layout.is_consistent());
         let limits = SpaceLimits::new(CHUNKS, 1, 1);
-        let pool = ChunkPool::new(layout.chunks_start_unit, layout.chunk_units, limits);
+        let pool = ChunkPool::new(layout.chunks_start_unit, layout.chunk_sizes(), limits);
         let log = ChunkLog::create(PARTITION, LogKind::Values, &pool).unwrap();
         let tail = ValueTail::new(config(layout, rewrites_tail), log.tail());
         TestTail {
@@ -244,7 +244,7 @@ impl TestTail {
     /// Frees all chunks but the tail. REQUIRES: nothing is pending.
     fn free_all(&mut self) {
         let tail = self.log.tail().index;
-        self.log.advance_head(tail, &self.pool).into_iter().for_each(|chunk| self.pool.release(chunk));
+        self.log.advance_head(tail, &self.pool).into_iter().for_each(|(_, chunk)| self.pool.release(chunk));
         self.written.retain(|record| record.index == tail);
         self.ids.retain(|&index, _| index >= tail.0);
     }

@@ -1,0 +1,137 @@
+//! Sums over the sealed chunks of each log, kept up to date by each change of a chunk: the policy of compaction asks for them before each
+//! round, and a volume has up to 114,000 chunks.
+//!
+//! ```text
+//!   live contents of a chunk, and what compaction moved out of it ─▶ its part: chunks 1, records, amount, garbage bytes
+//!   sum of a log = parts of its sealed chunks        a change: + the new part - the former one
+//! ```
+//! In: a part before and after a change. Out: the sum. Invariants: changes of the chunks of a store have its lock, so a reader with that lock sees exact sums.
+//! Tested in `chunk_pool_tests.rs`, against a model.
+
+use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
+use super::log_layout::ChunkSizes;
+use super::log_place::LogKind;
+use super::space_limits::CHUNK_END_DIVISOR;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The live contents of a chunk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveContents {
+    /// Records of a value log, images of a key log.
+    pub records: u32,
+    /// The granules of those records, the units of those images.
+    pub amount: u32,
+}
+
+impl ChunkSizes {
+    /// Chunks of so many units of 512 bytes, and granules of 8.
+    #[cfg(test)]
+    pub fn of_units(units: u32) -> ChunkSizes {
+        ChunkSizes { units, unit_bytes: 512, granule_log2: 3 }
+    }
+
+    /// The bytes of live contents: of images, or of records with their directory.
+    pub fn live_bytes(&self, kind: LogKind, live: LiveContents) -> u64 {
+        match kind {
+            LogKind::Keys => u64::from(live.amount) * u64::from(self.unit_bytes),
+            LogKind::Values => {
+                let records_bytes = u64::from(live.amount) << self.granule_log2;
+                records_bytes
+                    + u64::from(live.records) * DIRECTORY_ID_BYTES as u64
+                    + DIRECTORY_TRAILER_BYTES as u64
+            }
+        }
+    }
+
+    /// The bytes of a full chunk that compacting it frees. Its end, of which a part in [`CHUNK_END_DIVISOR`] is allowed for, is no garbage.
+    pub fn garbage_bytes(&self, kind: LogKind, live: LiveContents) -> u64 {
+        let chunk_bytes = u64::from(self.units) * u64::from(self.unit_bytes);
+        let full_bytes = chunk_bytes - chunk_bytes / u64::from(CHUNK_END_DIVISOR);
+        full_bytes.saturating_sub(self.live_bytes(kind, live))
+    }
+}
+
+/// What sealed chunks have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SealedSums {
+    /// Chunks whose live contents are counted.
+    pub counted: u64,
+    /// Chunks whose live contents are not, since a recovery.
+    pub uncounted: u64,
+    /// Live records or images of the counted ones.
+    pub records: u64,
+    /// Their granules or units.
+    pub amount: u64,
+    /// Garbage of the counted ones, without what compaction has moved out of them.
+    pub garbage_bytes: u64,
+    /// The bytes that compaction has moved out of the uncounted ones.
+    pub uncounted_vacated_bytes: u64,
+}
+
+impl SealedSums {
+    /// The part of one sealed chunk out of which compaction has moved so many granules.
+    pub(super) fn of_chunk(
+        sizes: &ChunkSizes,
+        kind: LogKind,
+        live: Option<LiveContents>,
+        vacated_granules: u32,
+    ) -> SealedSums {
+        let vacated_bytes = u64::from(vacated_granules) << sizes.granule_log2;
+        match live {
+            Some(live) => SealedSums {
+                counted: 1,
+                records: live.records.into(),
+                amount: live.amount.into(),
+                garbage_bytes: sizes.garbage_bytes(kind, live).saturating_sub(vacated_bytes),
+                ..SealedSums::default()
+            },
+            None => {
+                SealedSums { uncounted: 1, uncounted_vacated_bytes: vacated_bytes, ..SealedSums::default() }
+            }
+        }
+    }
+
+    fn fields(self) -> [u64; FIELDS] {
+        [
+            self.counted,
+            self.uncounted,
+            self.records,
+            self.amount,
+            self.garbage_bytes,
+            self.uncounted_vacated_bytes,
+        ]
+    }
+
+    fn from_fields(fields: [u64; FIELDS]) -> SealedSums {
+        let [counted, uncounted, records, amount, garbage_bytes, uncounted_vacated_bytes] = fields;
+        SealedSums { counted, uncounted, records, amount, garbage_bytes, uncounted_vacated_bytes }
+    }
+
+    /// The sums without a part of them.
+    pub(super) fn without(self, part: SealedSums) -> SealedSums {
+        let (mut fields, part) = (self.fields(), part.fields());
+        fields.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.saturating_sub(part));
+        SealedSums::from_fields(fields)
+    }
+}
+
+const FIELDS: usize = 6;
+
+/// The sums of one log.
+#[derive(Default)]
+pub(super) struct SealedCounters([AtomicU64; FIELDS]);
+
+impl SealedCounters {
+    pub(super) fn load(&self) -> SealedSums {
+        SealedSums::from_fields(self.0.each_ref().map(|sum| sum.load(Ordering::Relaxed)))
+    }
+
+    /// Replaces the part of a chunk.
+    pub(super) fn change(&self, former: SealedSums, next: SealedSums) {
+        for (sum, (former, next)) in self.0.iter().zip(former.fields().into_iter().zip(next.fields())) {
+            if former != next {
+                sum.fetch_add(next.wrapping_sub(former), Ordering::Relaxed);
+            }
+        }
+    }
+}
