@@ -11,6 +11,7 @@
 //! - [`metrics`]: metrics of a run; [`tenant_metrics`]: metrics of each of several tenants.
 //! - [`engine_on_drive`]: one core with an engine on a drive, without a network.
 //! - [`iterators`]: a drive with iterators, and its host. [`log_store`]: a drive with a log store, its core, and clients.
+//! - [`log_node`]: four drives with a log store, their cores, and clients.
 //! - [`ssd_device`], [`delayed_sockets`]: drive and network, with effects delayed by the simulated work of a core.
 
 pub mod config;
@@ -18,6 +19,7 @@ pub mod delayed_sockets;
 pub mod engine_on_drive;
 pub mod experiment;
 pub mod iterators;
+pub mod log_node;
 pub mod log_store;
 pub mod metrics;
 pub mod node;

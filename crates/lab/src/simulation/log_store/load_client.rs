@@ -92,7 +92,7 @@ pub fn object_key(number: u32) -> Key {
 }
 
 /// The start of each value; the rest is zeros.
-fn value_start(number: u32) -> [u8; 8] {
+pub fn value_start(number: u32) -> [u8; 8] {
     octokv_base::prng::mix64(u64::from(number)).to_le_bytes()
 }
 

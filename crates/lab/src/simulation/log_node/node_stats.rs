@@ -1,0 +1,54 @@
+//! Results of a load on the simulated node: of each drive, and of all.
+//!
+//! In: moments and latencies. Out: throughput, latencies, and the imbalance of the drives.
+
+use crate::simulation::log_store::load_stats::LoadStats;
+use crate::simulation::percentile::percentile_us;
+use octokv_base::Nanos;
+
+/// A load between its warm-up and its end.
+#[derive(Clone, Debug, Default)]
+pub struct NodeStats {
+    /// By drive: its requests, commands and dies. The times of cores are not by drive.
+    pub drives: Vec<LoadStats>,
+    /// Time that all cores worked.
+    pub core_time: Nanos,
+}
+
+impl NodeStats {
+    /// Requests per second of all drives.
+    pub fn per_second(&self) -> f64 {
+        self.drives.iter().map(LoadStats::per_second).sum()
+    }
+
+    /// Requests of all drives.
+    pub fn requests(&self) -> f64 {
+        self.drives.iter().map(LoadStats::requests).sum()
+    }
+
+    /// Seconds of all storage cores for a request: those of commands, not of the network.
+    pub fn core_seconds_per_request(&self) -> f64 {
+        self.core_time.as_secs_f64() / self.requests()
+    }
+
+    /// Latencies of all requests, in nanoseconds.
+    fn latencies(&self) -> Vec<u32> {
+        self.drives.iter().flat_map(|drive| drive.latency_ns.iter().flatten().copied()).collect()
+    }
+
+    /// The mean latency in microseconds.
+    pub fn mean_us(&self) -> f64 {
+        self.latencies().iter().map(|&ns| f64::from(ns)).sum::<f64>() / self.requests() / 1e3
+    }
+
+    /// The latency that so many of 1,000 requests do not exceed, in microseconds.
+    pub fn percentile_us(&self, per_mille: usize) -> f64 {
+        percentile_us(&self.latencies(), per_mille)
+    }
+
+    /// Requests of the busiest drive, in parts of the mean of all.
+    pub fn imbalance(&self) -> f64 {
+        let most = self.drives.iter().map(LoadStats::requests).fold(0.0, f64::max);
+        most * self.drives.len() as f64 / self.requests()
+    }
+}

@@ -1,0 +1,67 @@
+//! The simulation of LEED's node: every drive takes part, results repeat, and the busiest drive of a skewed load is found.
+
+use octokv_base::Nanos;
+use octokv_bench::key_distribution::KeyDistribution;
+use octokv_device::ssd_model::drive_profiles::DCT_983;
+use octokv_lab::simulation::log_node::clients::{NodeArrivals, NodeLoad};
+use octokv_lab::simulation::log_node::experiment::{LogNodeConfig, LogNodeExperiment, LogNodeSettings};
+use octokv_lab::simulation::log_node::node_stats::NodeStats;
+use octokv_lab::simulation::log_node::workload::NodeWorkload;
+use octokv_lab::simulation::log_store::load_client::StoredObjects;
+
+fn node() -> LogNodeExperiment {
+    LogNodeExperiment::new(LogNodeConfig {
+        drive: DCT_983.scaled_down(24, 64),
+        unit_bytes: 512,
+        chunk_bytes: 64 << 10,
+        stores: 8,
+        objects: StoredObjects { count: 12_000, value_bytes: 256 },
+        settings: LogNodeSettings::default(),
+        seed: 1,
+    })
+    .unwrap()
+}
+
+fn load(workload: NodeWorkload, arrivals: NodeArrivals) -> NodeLoad {
+    NodeLoad { workload, arrivals, warm_up: 500, measured: 4_000, seed: 3 }
+}
+
+fn rates(stats: &NodeStats) -> Vec<u64> {
+    stats.drives.iter().map(|drive| drive.per_second() as u64).collect()
+}
+
+#[test]
+fn every_drive_takes_its_part_of_uniform_gets_and_results_repeat() {
+    let gets = load(NodeWorkload::RANDOM_READS, NodeArrivals::InFlight(256));
+    let (stats, again) = (node().run(gets).unwrap(), node().run(gets).unwrap());
+    assert_eq!(rates(&stats), rates(&again));
+    assert_eq!((stats.drives.len(), stats.requests()), (4, 4_000.0));
+    assert!((1.0..1.1).contains(&stats.imbalance()), "{}", stats.imbalance());
+    // Two commands of 1.01 us a get, without the recent images of the cores.
+    let core_us = stats.core_seconds_per_request() * 1e6;
+    assert!((1.0..2.2).contains(&core_us), "{core_us}");
+}
+
+#[test]
+fn every_workload_runs_and_the_open_loop_keeps_its_rate() {
+    let node = node();
+    for (name, workload) in NodeWorkload::YCSB {
+        let closed = node.run(load(workload, NodeArrivals::InFlight(64))).unwrap();
+        assert_eq!(closed.requests(), 4_000.0, "{name}");
+        let one_in = Nanos((4e9 / closed.per_second()) as u64);
+        let open = node.run(load(workload, NodeArrivals::OneIn(one_in))).unwrap();
+        let part = open.per_second() / closed.per_second();
+        assert!((0.22..0.28).contains(&part), "{name}: {part}");
+        assert!(open.percentile_us(999) >= open.percentile_us(990), "{name}");
+    }
+}
+
+#[test]
+fn a_skewed_load_has_a_busiest_drive() {
+    let zipf =
+        |skew| NodeWorkload { distribution: KeyDistribution::Zipf, skew, ..NodeWorkload::RANDOM_WRITES };
+    let node = node();
+    let imbalance = |skew| node.run(load(zipf(skew), NodeArrivals::InFlight(64))).unwrap().imbalance();
+    let [little, much] = [0.1, 0.99].map(imbalance);
+    assert!(little < 1.1 && much > little, "{little} {much}");
+}
