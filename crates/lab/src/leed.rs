@@ -1,17 +1,21 @@
-//! LEED's experiments with one drive: the production log engine on a model of the paper's drive, with one core and no network.
+//! LEED's experiments with one drive, and with the four drives of a node: the production log engine on a model of the paper's drive, with a core for each and
+//! no network.
 //!
-//! In: names of tables and figures. Out: their points, identical on every machine. `crate::simulation::log_store::parameters` has every
-//! number of machine and workload.
+//! In: names of tables and figures. Out: their points, identical on every machine. `crate::simulation::log_store::parameters` and
+//! `crate::simulation::log_node::parameters` have every number of machine and workload.
 //!
 //! # Layout
 //! - `platforms`: Table 1 and Figure 1, by arithmetic. `limits`: what format and drive allow, by arithmetic. `fill_model`: what a put costs by
 //!   the part of a volume that lives, by arithmetic.
 //! - `run_configs`: configurations of the simulated runs. `figures`: Table 3 and Figures 11 to 13. `fill_figure`: puts by the part that lives.
+//! - `node_runs`: the simulated runs of a node. `node_figures`: Table 3 of the node, Figures 6, 10 and 14.
 
 mod figures;
 mod fill_figure;
 mod fill_model;
 mod limits;
+mod node_figures;
+mod node_runs;
 mod platforms;
 mod run_configs;
 
@@ -39,7 +43,7 @@ pub const EXPERIMENT: PaperExperiment<LeedRunConfig, NoMachineRuns, LeedReportCo
     x_axis_label,
 };
 
-const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 9] = [
+const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 13] = [
     FigureSpec::simulated("table-1", "Table 1: three kinds of nodes, by arithmetic", platforms::table_1),
     FigureSpec::simulated(
         "figure-1",
@@ -63,6 +67,22 @@ const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 9] = [
         "figure-13b",
         "Figure 13b: throughput with compaction, by compactions at once",
         figures::figure_13b,
+    ),
+    FigureSpec::simulated(
+        "table-3-node",
+        "Table 3: four drives, random gets and puts",
+        node_figures::table_3,
+    ),
+    FigureSpec::simulated("figure-6", "Figure 6: one node, latency by rate, 1 KiB", node_figures::figure_6),
+    FigureSpec::simulated(
+        "figure-10",
+        "Figure 10: puts by skew, with and without swapping",
+        node_figures::figure_10,
+    ),
+    FigureSpec::simulated(
+        "figure-14",
+        "Figure 14: one node, latency by rate, 256 B",
+        node_figures::figure_14,
     ),
     FigureSpec::simulated("fill", "Puts by the part of a volume that lives", fill_figure::fill),
 ];
@@ -125,8 +145,8 @@ fn report_config(runs: &LeedRunner, _: &NoMachineRuns) -> LeedReportConfig {
 fn report_header(runs: &LeedRunner, native: &NoMachineRuns) -> String {
     let LeedReportConfig { objects, command_us, published, .. } = report_config(runs, native);
     let mut text = format!(
-        "LEED in virtual time, one drive of its node: ours, and the paper's number in brackets where its text has one. Its\n\
-         throughputs are those of four drives, here divided by four. {} objects with units of {} B, {} with {} B; a command\n\
+        "LEED in virtual time: ours, and the paper's number in brackets where its text has one. Its throughputs are those of\n\
+         four drives; figures of one drive have a quarter. There {} objects with units of {} B, {} with {} B; a command\n\
          takes the core {command_us} us. Table 3 as published, of the whole node:\n",
         objects[0], UNITS[0], objects[1], UNITS[1],
     );
@@ -148,6 +168,8 @@ fn x_axis_label(name: &str) -> &'static str {
         "figure-12" => "puts, percent",
         "figure-13a" => "sub-compactions",
         "figure-13b" => "compactions at once",
+        "figure-6" | "figure-14" => "rate, percent of the most",
+        "figure-10" => "skew",
         "fill" => "live, percent of the volume",
         "limits" => "requests in flight",
         _ => "point, in the order of the table",

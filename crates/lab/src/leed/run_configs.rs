@@ -1,5 +1,6 @@
-//! Simulated runs of LEED: a filled drive, and phases of load on it.
+//! Simulated runs of LEED: a filled drive, and phases of load on it; and those of a whole node ([`super::node_runs`]).
 
+use super::node_runs::{NodeRun, NodeRunConfig, run_node};
 use crate::job_runner::{Durations, ExperimentJob, JobRunner};
 use crate::simulation::log_store::experiment::{
     LoadPhase, LogStoreConfig, LogStoreExperiment, LogStoreSettings,
@@ -74,6 +75,8 @@ pub enum LeedRunConfig {
     Filled(usize, u8),
     /// The same puts, which arrive one in this time on average.
     FilledAtRate(usize, u8, Nanos),
+    /// Loads on a whole node of four drives.
+    Node(NodeRunConfig),
 }
 
 /// A phase with its result.
@@ -89,7 +92,16 @@ pub struct RanPhase {
 
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
-pub struct LeedRun(pub Vec<RanPhase>);
+pub struct LeedRun {
+    /// Of a run with one drive.
+    pub phases: Vec<RanPhase>,
+    /// Of a run of a node.
+    pub node: NodeRun,
+}
+
+fn of_phases(phases: Vec<RanPhase>) -> LeedRun {
+    LeedRun { phases, node: NodeRun::default() }
+}
 
 impl LeedRun {
     /// The last phase of a kind of requests, with so many in flight.
@@ -98,7 +110,7 @@ impl LeedRun {
             let LoadPhase::Requests(load) = ran.phase else { return false };
             (ran.settings, load.kind, load.depth) == (settings, kind, depth)
         };
-        &self.0.iter().rev().find(is_wanted).expect("the run has this phase").stats
+        &self.phases.iter().rev().find(is_wanted).expect("the run has this phase").stats
     }
 
     /// The phase of this kind of requests with the engine's settings.
@@ -108,20 +120,20 @@ impl LeedRun {
 
     /// The reads of the drive without the engine.
     pub fn drive_reads(&self) -> &LoadStats {
-        let ran = self.0.iter().find(|ran| matches!(ran.phase, LoadPhase::DriveReads(..)));
+        let ran = self.phases.iter().find(|ran| matches!(ran.phase, LoadPhase::DriveReads(..)));
         &ran.expect("the run has drive reads").stats
     }
 
     /// The last phase.
     pub fn last(&self) -> &LoadStats {
-        &self.0.last().expect("a run has phases").stats
+        &self.phases.last().expect("a run has phases").stats
     }
 
     /// The last load with these settings.
     pub fn last_requests(&self, settings: LogStoreSettings) -> &LoadStats {
         let is_wanted =
             |ran: &&RanPhase| ran.settings == settings && matches!(ran.phase, LoadPhase::Requests(_));
-        &self.0.iter().rev().find(is_wanted).expect("the run has this phase").stats
+        &self.phases.iter().rev().find(is_wanted).expect("the run has this phase").stats
     }
 }
 
@@ -231,7 +243,7 @@ fn run_before_compaction(size: usize, unit: usize, durations: &Durations) -> Res
     });
     match compacted {
         Some(ran) => Err(format!("{:?} is not before compaction", ran.phase)),
-        None => Ok(LeedRun(all)),
+        None => Ok(of_phases(all)),
     }
 }
 
@@ -256,7 +268,7 @@ fn run_compacted(size: usize, workload: CompactedLoad, durations: &Durations) ->
     for settings in compaction_settings() {
         all.extend(run_phases(&experiment.copied()?, settings, &measured)?);
     }
-    Ok(LeedRun(all))
+    Ok(of_phases(all))
 }
 
 /// Puts on a store of which so many percent live, after all objects were overwritten [`FILL_OVERWRITES`] times.
@@ -286,7 +298,7 @@ fn run_filled(
     let ageing = puts(count * FILL_OVERWRITES, Arrivals::WhenOthersEnd, depth);
     // So many that a request hardly ever waits for one: latencies count from arrivals, but arrivals of waiting requests would not follow the rate.
     let clients = if arrivals == Arrivals::WhenOthersEnd { depth } else { DEPTH_MAX };
-    run_phases(&experiment, OF_NODE, &[ageing, puts(count, arrivals, clients)]).map(LeedRun)
+    run_phases(&experiment, OF_NODE, &[ageing, puts(count, arrivals, clients)]).map(of_phases)
 }
 
 impl ExperimentJob for LeedRunConfig {
@@ -299,6 +311,9 @@ impl ExperimentJob for LeedRunConfig {
             LeedRunConfig::Filled(size, live) => run_filled(size, live, Arrivals::WhenOthersEnd, durations),
             LeedRunConfig::FilledAtRate(size, live, one_in) => {
                 run_filled(size, live, Arrivals::OneIn(one_in), durations)
+            }
+            LeedRunConfig::Node(config) => {
+                run_node(config, durations).map(|node| LeedRun { node, ..LeedRun::default() })
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::simulation::log_store::load_stats::Moment;
 use crate::simulation::log_store::parameters::KEY_BYTES;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::{Buffer, Nanos};
-use octokv_engine::{Engine, PutMode, PutOutcome};
+use octokv_engine::{Engine, PutMode, PutOutcome, SwapReport};
 use octokv_runtime::ReactorHandle;
 use octokv_runtime::simulated::SimEnv;
 use std::cell::RefCell;
@@ -47,8 +47,15 @@ pub struct NodeLoad {
     pub seed: u64,
 }
 
-/// The counters of the drives by drive, and the time of all cores.
-pub type NodeMoment = (Vec<Moment>, Nanos);
+/// The counters of all parts at one moment.
+pub struct NodeMoment {
+    /// By drive: its commands and dies, and the volume on it.
+    pub drives: Vec<Moment>,
+    /// By drive: what swapping did with its keys.
+    pub swaps: Vec<SwapReport>,
+    /// The time that all cores have worked.
+    pub core_time: Nanos,
+}
 
 #[derive(Clone, Copy)]
 struct NodeRequest {
@@ -175,19 +182,21 @@ impl NodeClients {
     }
 
     fn note_begin(&self) {
-        let (drives, core_time) = (self.moment)();
+        let NodeMoment { drives, swaps, core_time } = (self.moment)();
         let mut state = self.state.borrow_mut();
         let stats = &mut state.as_mut().expect("a load runs").stats;
         stats.drives.resize_with(drives.len(), Default::default);
         stats.drives.iter_mut().zip(drives).for_each(|(drive, before)| drive.before = before);
+        stats.swaps_before = swaps;
         stats.core_time = core_time;
     }
 
     fn note_end(&self) {
-        let (drives, core_time) = (self.moment)();
+        let NodeMoment { drives, swaps, core_time } = (self.moment)();
         let mut state = self.state.borrow_mut();
         let stats = &mut state.as_mut().expect("a load runs").stats;
         stats.drives.iter_mut().zip(drives).for_each(|(drive, after)| drive.after = after);
+        stats.swaps_after = swaps;
         stats.core_time = core_time - stats.core_time;
     }
 

@@ -10,7 +10,7 @@
 
 use super::clients::{NodeArrivals, NodeClients, NodeLoad, NodeMoment};
 use super::node_stats::NodeStats;
-use super::parameters::{FILL_REQUESTS, NODE_DRIVES, STORAGE_CORES};
+use super::parameters::{FILL_REQUESTS, NODE_DRIVES, STORAGE_CORES, swap_bytes};
 use super::workload::NodeWorkload;
 use crate::simulation::log_store::load_client::{StoredObjects, object_key};
 use crate::simulation::log_store::load_stats::Moment;
@@ -43,12 +43,14 @@ const RUN_LIMIT: Nanos = Nanos::from_secs(100_000);
 pub struct LogNodeSettings {
     /// When puts are acknowledged.
     pub durability: Durability,
+    /// The commands in flight by which a drive has to exceed another before its puts are swapped; `None` without swap regions.
+    pub swap_gap: Option<u32>,
 }
 
 impl Default for LogNodeSettings {
-    /// The paper acknowledges a put when the drive has it.
+    /// The paper acknowledges a put when the drive has it, and swaps; the gap is that of a node.
     fn default() -> LogNodeSettings {
-        LogNodeSettings { durability: Durability::Completed }
+        LogNodeSettings { durability: Durability::Completed, swap_gap: Some(OpenConfig::SWAP_GAP) }
     }
 }
 
@@ -61,7 +63,7 @@ impl LogNodeSettings {
             prepare_bytes: 0,
             compact_bytes_per_second: u64::MAX,
             tree: OpenConfig::TREE,
-            swap_gap: OpenConfig::SWAP_GAP,
+            swap_gap: self.swap_gap.unwrap_or(OpenConfig::SWAP_GAP),
             clock: WallClock::default(),
             tokens: None,
         }
@@ -157,7 +159,9 @@ impl LogNodeExperiment {
                 core: Nanos::ZERO,
             };
             let spans = times.iter().flat_map(|reader| reader.stage_times());
-            (ssds.iter().zip(reports).map(drive).collect(), spans.fold(Nanos::ZERO, |sum, span| sum + span))
+            let swaps = reports.iter().map(|report| report.swaps).collect();
+            let core_time = spans.fold(Nanos::ZERO, |sum, span| sum + span);
+            NodeMoment { drives: ssds.iter().zip(reports).map(drive).collect(), swaps, core_time }
         };
         let value_bytes = config.objects.value_bytes;
         let clients =
@@ -177,7 +181,7 @@ impl LogNodeExperiment {
         Ok(experiment)
     }
 
-    /// Runs a load to its end, and the background work that it leaves.
+    /// Runs a load to its end, and the background work that it leaves: all keys are at their homes then.
     ///
     /// # Errors
     /// A message if a request failed, a value was wrong, or the load does not end.
@@ -189,7 +193,8 @@ impl LogNodeExperiment {
         }
         let (stats, present) = self.clients.take_stats()?;
         self.present.set(present);
-        if !self.sim.run_until_true(limit, || self.volume.is_idle()) {
+        let is_merged = || self.volume.device_reports().iter().all(|report| report.swaps.keys == 0);
+        if !self.sim.run_until_true(limit, || self.volume.is_idle() && is_merged()) {
             return Err("background work does not end".to_owned());
         }
         Ok(stats)
@@ -208,6 +213,7 @@ fn open_volume(
         value_bytes_max: VALUE_BYTES_MAX,
         partitions: config.stores,
         chunk_bytes: Some(config.chunk_bytes),
+        swap_bytes: config.settings.swap_gap.map_or(0, |_| swap_bytes(&config.drive)),
         seed: config.seed,
         ..FormatConfig::default()
     };

@@ -5,12 +5,17 @@
 use crate::simulation::log_store::load_stats::LoadStats;
 use crate::simulation::percentile::percentile_us;
 use octokv_base::Nanos;
+use octokv_engine::SwapReport;
 
 /// A load between its warm-up and its end.
 #[derive(Clone, Debug, Default)]
 pub struct NodeStats {
     /// By drive: its requests, commands and dies. The times of cores are not by drive.
     pub drives: Vec<LoadStats>,
+    /// By drive: what swapping had done with its keys at the begin.
+    pub swaps_before: Vec<SwapReport>,
+    /// The same at the end.
+    pub swaps_after: Vec<SwapReport>,
     /// Time that all cores worked.
     pub core_time: Nanos,
 }
@@ -46,9 +51,39 @@ impl NodeStats {
         percentile_us(&self.latencies(), per_mille)
     }
 
-    /// Requests of the busiest drive, in parts of the mean of all.
+    /// Requests for keys of the drive that has most, in parts of the mean of all.
     pub fn imbalance(&self) -> f64 {
-        let most = self.drives.iter().map(LoadStats::requests).fold(0.0, f64::max);
-        most * self.drives.len() as f64 / self.requests()
+        most_to_mean(self.drives.iter().map(LoadStats::requests))
     }
+
+    /// The parts of their time that the dies of each drive worked.
+    pub fn die_shares(&self) -> Vec<f64> {
+        self.drives.iter().map(LoadStats::die_share).collect()
+    }
+
+    /// The dies' time of the busiest drive, in parts of the mean of all.
+    pub fn die_imbalance(&self) -> f64 {
+        most_to_mean(self.drives.iter().map(LoadStats::die_share))
+    }
+
+    /// A number of all drives, for a request.
+    pub fn for_a_request(&self, number: fn(&LoadStats) -> f64) -> f64 {
+        self.drives.iter().map(number).sum::<f64>() / self.requests()
+    }
+
+    /// Puts that were stored in the swap regions of other drives.
+    pub fn swapped_puts(&self) -> u64 {
+        let sum = |swaps: &[SwapReport]| swaps.iter().map(|of| of.swapped).sum::<u64>();
+        sum(&self.swaps_after) - sum(&self.swaps_before)
+    }
+
+    /// The keys in these regions at the end.
+    pub fn swapped_keys(&self) -> usize {
+        self.swaps_after.iter().map(|of| of.keys).sum()
+    }
+}
+
+/// The largest number in parts of their mean.
+fn most_to_mean(numbers: impl Iterator<Item = f64> + Clone) -> f64 {
+    numbers.clone().fold(0.0, f64::max) * numbers.clone().count() as f64 / numbers.sum::<f64>()
 }
