@@ -15,7 +15,7 @@ use crate::simulation::log_node::clients::{NodeArrivals, NodeLoad};
 use crate::simulation::log_node::experiment::{LogNodeConfig, LogNodeExperiment, LogNodeSettings};
 use crate::simulation::log_node::node_stats::NodeStats;
 use crate::simulation::log_node::parameters::{
-    NODE_DEPTH_MAX, NODE_DRIVES, NODE_OBJECTS, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, swap_skews,
+    NODE_DEPTH_MAX, NODE_OBJECTS, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, swap_skews,
 };
 use crate::simulation::log_node::workload::NodeWorkload;
 use crate::simulation::log_store::load_client::StoredObjects;
@@ -82,10 +82,7 @@ fn load(workload: NodeWorkload, arrivals: NodeArrivals, measured: u64) -> NodeLo
 
 fn closed_loop(workload: NodeWorkload, depth: usize, durations: &Durations) -> NodeLoad {
     // As with one drive: few in flight need fewer requests for a mean.
-    let measured = match depth {
-        1 => durations.requests / 20,
-        _ => durations.requests * NODE_DRIVES as u64,
-    };
+    let measured = if depth == 1 { durations.requests / 20 } else { durations.requests };
     load(workload, NodeArrivals::InFlight(depth), measured)
 }
 
