@@ -28,9 +28,10 @@ use super::segment_table::LogSegmentTable;
 use super::store_image::PinnedChunk;
 use super::value_tail::ValueTail;
 use crate::bug_injection::{self, InjectedBug};
-use crate::common::key_locks::{KeyGuard, KeyLocks};
+use crate::common::key_locks::{KeyGuard, KeyLocks, KeyWaiter};
 use crate::common::waker_batch::WakerBatch;
 use crate::sync::Mutex;
+use futures_util::future::{Either, Ready, ready};
 use octokv_base::{RingPosition, RingRange};
 use std::collections::BTreeMap;
 
@@ -43,6 +44,9 @@ pub(super) struct EntryChange {
     pub new: Option<OldValue>,
 }
 
+/// The turn of a write of a key to decide, when its turn comes.
+pub(super) type KeyTurn<'a> = Either<Ready<KeyGuard<'a>>, KeyWaiter<'a>>;
+
 /// A store of an open volume.
 pub(super) struct Store {
     /// Its partition.
@@ -51,8 +55,10 @@ pub(super) struct Store {
     pub range: RingRange,
     pub state: Mutex<StoreState>,
     pub tail: Mutex<ValueTail>,
-    /// A write of a key has its lock until it has decided.
+    /// A write of a key has its lock until it has space and a turn.
     key_locks: KeyLocks,
+    /// A write of a key has its turn until it has decided.
+    turns: KeyLocks,
 }
 
 /// A chunk in front of the head of its log that is not free yet.
@@ -185,7 +191,8 @@ impl Store {
             replay_start: parts.replay_start,
             is_lost: parts.is_lost,
         };
-        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail), key_locks: KeyLocks::default() }
+        let (key_locks, turns) = (KeyLocks::default(), KeyLocks::default());
+        Store { id, range, state: Mutex::new(state), tail: Mutex::new(tail), key_locks, turns }
     }
 
     /// The prefix of a position in its range.
@@ -196,12 +203,22 @@ impl Store {
     /// Whether a key is known to be absent without an access: its segment has no image, and no write of it has begun.
     pub(super) fn is_absent(&self, prefix: HashPrefix) -> bool {
         let state = self.state.lock();
-        state.is_absent(prefix) && !self.key_locks.is_locked(lock_number(prefix))
+        let number = lock_number(prefix);
+        // In the order in which a write has them: one that has left the first has the second.
+        state.is_absent(prefix) && !self.key_locks.is_locked(number) && !self.turns.is_locked(number)
     }
 
-    /// Locks a key behind the earlier writes of it. A write has the lock until it has decided.
+    /// Locks a key behind the earlier writes of it. A write has the lock until it has space and has called [`Store::queue_turn`].
     pub(super) async fn lock_key(&self, prefix: HashPrefix) -> KeyGuard<'_> {
         self.key_locks.lock(lock_number(prefix)).await
+    }
+
+    /// The turn of a write of a key to decide, behind the writes that had the key's lock before. REQUIRES: its lock; its space: who has a turn must not wait for any.
+    pub(super) fn queue_turn(&self, prefix: HashPrefix) -> KeyTurn<'_> {
+        match self.turns.lock_or_queue(lock_number(prefix)) {
+            Ok(guard) => Either::Left(ready(guard)),
+            Err(waiter) => Either::Right(waiter),
+        }
     }
 
     /// Notes that the images up to a sequence number are durable, frees the chunks that waited for them, and gives how many.

@@ -1,9 +1,13 @@
 //! The changes that one core makes: put and delete.
 //!
 //! ```text
-//!   put   key lock ─▶ pass ─▶ value record into the tail, its write  ┐
-//!                             segment acquired: its image            ┘ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
+//!   put   key lock ─▶ pass ─▶ value record into the tail ─▶ its write                 ┐
+//!                             turn queued, lock released     segment acquired: its image │ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
+//!                                                            turn of the key             ┘
 //! ```
+//! Puts of one key get their space one after another, and decide so, in the order of their locks; between both their records are written together, and their entries
+//! leave with the same batch.
+//!
 //! In: keys, values, conditions. Out: outcomes, once what they depend on is published. Invariants: an entry enters an image only after the write
 //! of its record has ended; decisions on a segment are made one after another, on its newest image; what a segment's image refers to is
 //! counted when it is published. A put has read its segment once and written record and image: three accesses; puts that meet share them.
@@ -19,13 +23,14 @@ use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
 use super::segment_image::{OldValue, SegmentImage};
 use super::space_limits::ChunkPurpose;
 use super::space_pass::{PassKind, SpaceFull, SpaceNeed};
-use super::store::{EntryChange, Store, StoreState};
+use super::store::{EntryChange, KeyTurn, Store, StoreState};
 use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
 use super::value_writes::AppendedValue;
 use crate::common::key_locks::KeyGuard;
 use crate::common::record::{LAYOUT, RecordFlags, RecordFormat, RecordMeta};
 use crate::common::write_rules::{self, KnownKey, Remains};
 use crate::{DeleteOutcome, EngineError, PutMode, PutOptions, PutOutcome, PutValue};
+use futures_util::future::{join, join_all, join3};
 use octokv_base::{Key, UnixTime, Version};
 use octokv_device::DeviceError;
 
@@ -118,7 +123,8 @@ impl LogCore {
         let lock = store.lock_key(prefix).await;
         let need = self.put_need(&put);
         let Ok(pass) = self.take_pass(need).await? else { return Ok(PutOutcome::Full) };
-        let stored = self.put_with_pass(store, prefix, &put, lock).await;
+        let turn = store.queue_turn(prefix);
+        let stored = self.put_with_pass(store, prefix, &put, (turn, lock)).await;
         drop(pass);
         match stored {
             // A value that the device has no space for.
@@ -132,35 +138,34 @@ impl LogCore {
         store: &Store,
         prefix: HashPrefix,
         put: &Put<'_>,
-        lock: KeyGuard<'_>,
+        (turn, lock): (KeyTurn<'_>, KeyGuard<'_>),
     ) -> Result<PutOutcome, EngineError> {
         let mut record = None;
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
         }
-        // The segment that the last attempt held: it stays in memory, so that it is not read again.
-        let mut kept = None;
+        // The records of a key are appended in the order of its writes; a write that waits for its turn has space.
+        drop(lock);
+        let written = async {
+            match &mut record {
+                Some(record) => record.written(self).await,
+                None => Ok(()),
+            }
+        };
+        let (held, written, turn) = join3(self.acquire(store, prefix), written, turn).await;
+        written?;
+        let held = held?;
         loop {
-            let held = match (kept.take(), &mut record) {
-                (Some(held), _) => held,
-                (None, Some(record)) => {
-                    let (held, written) =
-                        futures_util::future::join(self.acquire(store, prefix), record.written(self)).await;
-                    written?;
-                    held?
-                }
-                (None, None) => self.acquire(store, prefix).await?,
-            };
             let step = held.with(|state, segment| self.put_step(state, segment, put, record.as_ref()));
             match step {
                 PutStep::Changed(wait) => {
-                    drop((held, record, lock));
+                    drop((held, record, turn));
                     self.commit(store, wait).await?;
                     self.note_growth(store).await?;
                     return Ok(PutOutcome::Stored);
                 }
                 PutStep::Refused(outcome, wait) => {
-                    drop((held, record, lock));
+                    drop((held, record, turn));
                     if let Some(wait) = wait {
                         self.commit(store, wait).await?;
                     }
@@ -169,7 +174,8 @@ impl LogCore {
                 PutStep::Encode(meta) => {
                     let mut appended = self.append_put(store, prefix, put, meta)?;
                     appended.written(self).await?;
-                    (kept, record) = (Some(held), Some(appended));
+                    // The segment is held meanwhile: it stays in memory, so that it is not read again.
+                    record = Some(appended);
                 }
             }
         }
@@ -280,9 +286,12 @@ impl LogCore {
         let need = self.delete_need(key, version);
         let no_space = || device_error(DeviceError::NoSpace, store.id);
         let pass = self.take_pass(need).await?.map_err(|SpaceFull| no_space())?;
-        let held = self.acquire(store, prefix).await?;
+        let turn = store.queue_turn(prefix);
+        drop(lock);
+        let (held, turn) = join(self.acquire(store, prefix), turn).await;
+        let held = held?;
         let (outcome, wait) = held.with(|state, segment| self.delete_step(state, segment, key, version))?;
-        drop((held, lock));
+        drop((held, turn));
         if let Some(wait) = wait {
             self.commit(store, wait).await?;
         }
@@ -341,13 +350,15 @@ impl LogCore {
     /// # Errors
     /// As there.
     pub(super) async fn flush(&self) -> Result<(), EngineError> {
-        let mut published = Vec::with_capacity(self.volume.stores.len());
-        for store in &self.volume.stores {
+        // At once: a batch of each store, one after another, takes as many times as long as there are stores.
+        let published_of = async |store: &Store| {
             let next = store.state.lock().batches.next_ticket();
             self.commit(store, BatchWait::AllBefore(next)).await?;
-            published.push(store.state.lock().batches.published_sequence());
-        }
-        self.flush_device(&published).await
+            Ok(store.state.lock().batches.published_sequence())
+        };
+        let published: Result<Vec<u64>, EngineError> =
+            join_all(self.volume.stores.iter().map(published_of)).await.into_iter().collect();
+        self.flush_device(&published?).await
     }
 
     /// Flushes the device, after which the images of each store up to these sequence numbers are durable.
@@ -374,10 +385,11 @@ mod tests {
     use super::super::test_log_volume::OpenTestVolume;
     use super::*;
     use crate::Durability;
-    use crate::conformance::key_of;
+    use crate::conformance::{key_of, value_of};
     use octokv_runtime::block_on;
     use std::future::Future;
     use std::pin::{Pin, pin};
+    use std::sync::atomic::Ordering;
     use std::task::{Context, Waker};
 
     /// Polls as often as the device lets others run before it ends an operation, and oftener.
@@ -387,6 +399,20 @@ mod tests {
             std::task::Poll::Pending => None,
         };
         (0..200).find_map(poll)
+    }
+
+    #[test]
+    fn puts_of_a_key_are_written_together_and_the_last_one_stays() {
+        let test = OpenTestVolume::new(5, Durability::Completed, |_| ());
+        let (key, plain) = (key_of(1), PutOptions::default());
+        let batches = || test.core.volume.counters.batches.load(Ordering::Relaxed);
+        assert_eq!(block_on(test.put(&key, 0, 100, plain), || ()), Ok(PutOutcome::Stored));
+        let before = batches();
+        let puts = join_all((1..=16).map(|value| test.put(&key, value, 100, plain)));
+        assert!(block_on(puts, || ()).into_iter().all(|stored| stored == Ok(PutOutcome::Stored)));
+        // The first record is written alone, those of the others meanwhile.
+        assert!((1..=3).contains(&(batches() - before)), "{} batches", batches() - before);
+        assert_eq!(block_on(test.get(&key), || ()), Ok(Some(value_of(&key, 16, 100))));
     }
 
     #[test]
