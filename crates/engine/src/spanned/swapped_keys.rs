@@ -1,7 +1,7 @@
 //! Which keys have their newest values in the swap regions of other devices, and what decides that.
 //!
 //! ```text
-//!   put without condition or expiry ─▶ home device has many more commands in flight than another ─▶ swapped: stored in the region of that one
+//!   put without condition or expiry ─▶ key put not long ago ─▶ home device has many more commands in flight than another ─▶ swapped: stored in the region of that one
 //!   home device nearly idle         ─▶ merged back: stored at home, then removed from the region
 //! ```
 //! In: the commands in flight of each device, and swaps as they happen. Out: the device that holds a key's newest value. Shared by the handles of all cores.
@@ -25,6 +25,8 @@ use std::task::Waker;
 
 /// The locks of keys: several keys share one.
 const LOCKS: usize = 1 << 12;
+/// The puts of a home device that are remembered, at most one for each slot: a key is swapped if its last one is.
+const RECENT_PUTS: usize = 1 << 12;
 /// The most swapped keys of a home device: about 100 bytes of memory each, and as many reads at an opening.
 const SWAPPED_KEYS_MAX: usize = 1 << 16;
 
@@ -39,13 +41,26 @@ pub(super) struct SwappedKey {
 }
 
 /// The swapping of one home device.
-#[derive(Default)]
 struct HomeDevice {
     /// The commands in flight: active or waiting.
     in_flight: AtomicU32,
+    /// The last put of each slot, by a part of its key's position; 0 for none.
+    recent_puts: Box<[AtomicU32]>,
     keys: Mutex<BTreeMap<Key, SwappedKey>>,
     swapped: AtomicU64,
     merged: AtomicU64,
+}
+
+impl HomeDevice {
+    fn new() -> HomeDevice {
+        HomeDevice {
+            in_flight: AtomicU32::new(0),
+            recent_puts: (0..RECENT_PUTS).map(|_| AtomicU32::new(0)).collect(),
+            keys: Mutex::default(),
+            swapped: AtomicU64::new(0),
+            merged: AtomicU64::new(0),
+        }
+    }
 }
 
 /// See the module header.
@@ -112,7 +127,7 @@ impl SwappedKeys {
     /// No swapped keys on so many devices.
     pub fn new(devices: usize, gap: u32, durability: Durability) -> SwappedKeys {
         SwappedKeys {
-            homes: (0..devices).map(|_| HomeDevice::default()).collect(),
+            homes: (0..devices).map(|_| HomeDevice::new()).collect(),
             count: AtomicUsize::new(0),
             removals: AtomicU64::new(0),
             locks: (0..LOCKS).map(|_| SharedLock::default()).collect(),
@@ -176,6 +191,15 @@ impl SwappedKeys {
         let guest = devices.filter(|&device| device != home).min_by_key(|&device| self.in_flight(device))?;
         let is_overloaded = self.in_flight(home) >= self.in_flight(guest).saturating_add(self.gap);
         (is_overloaded && self.homes[home].keys.lock().len() < SWAPPED_KEYS_MAX).then_some(guest)
+    }
+
+    /// Notes a put, and returns whether its key is put often enough to be swapped: the first swap of a key costs its home a read, which only later puts
+    /// of it repay. So it is if the key's last put is remembered, which one in [`RECENT_PUTS`] others replaces; without a gap any key is.
+    pub fn note_put(&self, home: usize, position: RingPosition) -> bool {
+        // Behind the byte of the partition.
+        let (slot, tag) = ((position.0 >> 8) as usize % RECENT_PUTS, (position.0 >> 32) as u32 | 1);
+        let last = self.homes[home].recent_puts[slot].swap(tag, Ordering::Relaxed);
+        last == tag || self.gap == 0
     }
 
     /// Whether a device has so few commands in flight that its keys are merged back.
@@ -397,6 +421,27 @@ mod tests {
             );
         }
         assert_eq!(swaps(0).guest_for(2, 0..3), Some(0), "without a gap every put that can be");
+    }
+
+    #[test]
+    fn a_key_is_put_often_if_its_last_put_is_remembered() {
+        let (often, other, same_slot) =
+            (RingPosition(7 << 8), RingPosition(9 << 8), RingPosition(7 << 8 | 1 << 40));
+        let of_home = swaps(8);
+        //   put, is it of a key that is put often
+        let table = [
+            (often, false),
+            (often, true),
+            (other, false),
+            (often, true),
+            (same_slot, false),
+            (often, false),
+        ];
+        for (at, (position, want)) in table.into_iter().enumerate() {
+            assert_eq!(of_home.note_put(1, position), want, "put {at}");
+        }
+        assert!(!of_home.note_put(2, other), "another home's");
+        assert!(swaps(0).note_put(1, often), "without a gap every put is");
     }
 
     #[test]

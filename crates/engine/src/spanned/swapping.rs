@@ -1,7 +1,7 @@
 //! Operations on a volume with swap regions: puts of an overloaded device are stored in the region of another, and merged back.
 //!
 //! ```text
-//!   put, swapped     status at home (first time) ─▶ superblock of home notes partition and device (first time) ─▶ record in the region ─▶ acknowledged
+//!   put, swapped     put not long ago ─▶ status at home (first time) ─▶ superblock of home notes partition and device (first time) ─▶ record in the region ─▶ acknowledged
 //!   get              swapped ─▶ region; otherwise home
 //!   merge            record read ─▶ stored at home ─▶ removed from the region ─▶ key is not swapped
 //!   deletes, conditions, expiry, a region without space: merge, then at home
@@ -129,43 +129,64 @@ impl<E: Engine> SpannedCore<E> {
         self.check_known(&of)?;
         let of_home = self.member(of.home)?;
         let layout = of_home.engine().record_layout();
-        let command = swaps.begin(of.home);
         let may_swap = options.mode == PutMode::Upsert
             && options.expires_at == UnixTime::NEVER
             && has_whole_value(&value, layout.value_offset(key.len()));
+        let is_frequent = may_swap && swaps.note_put(of.home, of.position);
         let put_home = async |value: PutValue, options| {
             let command = (CostKind::Put, value.bytes);
             self.at_home(&of, command, async |engine| engine.put_with(key, value, options).await).await
         };
-        let shared = of.share().await;
-        match of.swapped() {
-            None if !may_swap || self.guest_for(&of).is_none() => {
-                return put_home(value, options).await;
-            }
-            Some(swapped) if may_swap && options.version == Version::NONE && swaps.stays_swapped(of.home) => {
-                drop(command);
-                let region = self.region(swapped.guest.into())?;
-                let _command = swaps.begin(region.guest);
-                if region.put(&of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
-                    swaps.acknowledge(of.home, key);
-                    swaps.note_swapped(of.home);
-                    return Ok(PutOutcome::Stored);
+        // Whether the put may be the first one of its key that is swapped.
+        let mut may_begin = is_frequent;
+        let mut has_waited = false;
+        loop {
+            let command = swaps.begin(of.home);
+            let shared = of.share().await;
+            let is_swapped = match of.swapped() {
+                None if !may_begin || self.guest_for(&of).is_none() => {
+                    return put_home(value, options).await;
                 }
+                Some(swapped)
+                    if may_swap && options.version == Version::NONE && swaps.stays_swapped(of.home) =>
+                {
+                    drop(command);
+                    let region = self.region(swapped.guest.into())?;
+                    let _command = swaps.begin(region.guest);
+                    if region.put(&of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
+                        swaps.acknowledge(of.home, key);
+                        swaps.note_swapped(of.home);
+                        return Ok(PutOutcome::Stored);
+                    }
+                    true
+                }
+                swapped => {
+                    drop(command);
+                    swapped.is_some()
+                }
+            };
+            drop(shared);
+            let exclusive = of.exclude().await;
+            // Another put has swapped the key meanwhile: this one shares the lock with those behind it.
+            if !is_swapped && of.swapped().is_some() && !has_waited {
+                has_waited = true;
+                continue;
             }
-            None | Some(_) => drop(command),
+            if may_swap && let Some(outcome) = self.swap(&of, (&value, layout), &options).await? {
+                return Ok(outcome);
+            }
+            let _command = swaps.begin(of.home);
+            let Some(swapped) = of.swapped() else {
+                // It cannot be swapped now: the puts of a hot key that wait would go one after another.
+                may_begin = false;
+                drop(exclusive);
+                continue;
+            };
+            if !self.merge(&of, swapped).await? {
+                return Ok(PutOutcome::Full);
+            }
+            return put_home(value, options).await;
         }
-        drop(shared);
-        let _exclusive = of.exclude().await;
-        if may_swap && let Some(outcome) = self.swap(&of, (&value, layout), &options).await? {
-            return Ok(outcome);
-        }
-        let _command = swaps.begin(of.home);
-        if let Some(swapped) = of.swapped()
-            && !self.merge(&of, swapped).await?
-        {
-            return Ok(PutOutcome::Full);
-        }
-        put_home(value, options).await
     }
 
     /// Stores a value in a region, that of `value`'s key if it has one. `None` if it belongs at home. REQUIRES: the key's exclusive lock.
