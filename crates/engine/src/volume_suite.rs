@@ -51,10 +51,12 @@ pub struct VolumeSuite<V: Volume> {
     pub has_versions: bool,
     /// The cores whose handles make the operations of a run, in turns; at most those that the volume is opened for.
     pub cores: usize,
+    /// The keys that the operations of a run are of, at most [`KEYS`]: writes of few share accesses.
+    pub keys: u64,
     volume: PhantomData<V>,
 }
 
-/// The number of keys that a run writes.
+/// The most keys that a run writes.
 pub const KEYS: u64 = 24;
 /// The longest value of a run, in bytes.
 const VALUE_BYTES_MAX: u64 = 5_000;
@@ -119,11 +121,10 @@ async fn run_call<E: Engine>(
     engine: Rc<E>,
     trace: Rc<RefCell<CallTrace>>,
     disk: PowerLossDisk,
-    operation: u64,
-    version: Version,
+    key: Key,
+    (operation, version): (u64, Version),
     random: RefCell<Prng>,
 ) {
-    let key = key_of(random.borrow_mut().below(KEYS));
     let stores = (!random.borrow_mut().one_in(4)).then_some(operation);
     let id = {
         let mut trace = trace.borrow_mut();
@@ -246,6 +247,7 @@ impl<V: Volume> VolumeSuite<V> {
             view,
             has_versions: false,
             cores: 1,
+            keys: KEYS,
             volume: PhantomData,
         }
     }
@@ -300,7 +302,9 @@ impl<V: Volume> VolumeSuite<V> {
             let (engine_of_call, disk) = (Rc::clone(engine), disks[0].clone());
             let version = if self.has_versions { Version::from_bits(operation) } else { Version::NONE };
             let trace = Rc::clone(&trace);
-            tasks.add(run_call(engine_of_call, trace, disk, operation, version, random_of_call));
+            let key = key_of(random_of_call.borrow_mut().below(self.keys));
+            let call = (operation, version);
+            tasks.add(run_call(engine_of_call, trace, disk, key, call, random_of_call));
             if random.one_in(50) {
                 tasks.add((self.background)(Rc::clone(engine)));
             }

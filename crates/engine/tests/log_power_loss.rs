@@ -80,6 +80,19 @@ fn acknowledged_writes_with_versions_and_tombstones_survive_power_loss() {
     suite.lose_power_twice(&disks, &trace, 13);
 }
 
+/// Their records share writes, and their entries batches.
+#[test]
+fn acknowledged_writes_of_two_keys_survive_power_loss_at_every_write_and_flush() {
+    for has_versions in [false, true] {
+        let mut suite = suite();
+        (suite.keys, suite.cores, suite.has_versions) = (2, 2, has_versions);
+        let (disks, trace) = suite.run_traced(21, 700);
+        suite.lose_power_at_events(&disks, &trace, 1);
+        let (disks, trace) = suite.run_traced(22, 120);
+        suite.lose_power_twice(&disks, &trace, 13);
+    }
+}
+
 #[test]
 fn acknowledged_writes_survive_a_second_power_loss_during_recovery() {
     let (disks, trace) = suite().run_traced(8, 200);

@@ -26,7 +26,7 @@ use std::task::{Context, Poll, Waker};
 #[repr(align(64))]
 pub struct KeyLocks {
     keys: Mutex<HeldKeys>,
-    /// The number of locked keys, written under the lock of `keys`.
+    /// The number of locked keys, written under the lock of `keys`; a store releases what the holders did.
     held_count: AtomicUsize,
 }
 
@@ -76,7 +76,7 @@ impl KeyLocks {
             let ticket = locks.waiters.entry(number).or_default().push(());
             return Err(KeyWaiter { locks: self, number, ticket: Some(ticket) });
         }
-        self.held_count.store(locks.held.count(), Ordering::Relaxed);
+        self.held_count.store(locks.held.count(), Ordering::Release);
         Ok(KeyGuard { locks: self, number })
     }
 
@@ -93,16 +93,17 @@ impl KeyLocks {
             locks.waiters.remove(&number);
         }
         assert!(locks.held.remove(number), "released a lock that nobody holds");
-        self.held_count.store(locks.held.count(), Ordering::Relaxed);
+        self.held_count.store(locks.held.count(), Ordering::Release);
     }
 
     /// Whether somebody has the lock of `number`. While no lock of the shard is held it writes nothing, so that the line stays in
     /// the caches of all cores that ask.
     ///
     /// REQUIRES: what orders this call after the begin of a holder (in the engine, the lock of an index partition that both
-    /// take) also shows its count here; without such an order the answer may be of a moment before.
+    /// take) also shows its count here; without such an order the answer may be of a moment before. A lock that is found free shows what
+    /// its holder did before it released it: that it had another lock by then, for one.
     pub fn is_locked(&self, number: u64) -> bool {
-        self.held_count.load(Ordering::Relaxed) > 0 && self.keys.lock().held.contains(number)
+        self.held_count.load(Ordering::Acquire) > 0 && self.keys.lock().held.contains(number)
     }
 
     /// Whether no lock is held.

@@ -128,6 +128,8 @@ mod recovery_tests;
 #[cfg(test)]
 mod replay_tests;
 #[cfg(test)]
+mod same_key_tests;
+#[cfg(test)]
 mod segment_buckets_tests;
 #[cfg(test)]
 mod space_pass_tests;

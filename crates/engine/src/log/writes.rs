@@ -1,9 +1,9 @@
 //! The changes that one core makes: put and delete.
 //!
 //! ```text
-//!   put   key lock ─▶ pass ─▶ value record into the tail ─▶ its write                 ┐
-//!                             turn queued, lock released     segment acquired: its image │ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
-//!                                                            turn of the key             ┘
+//!   put   key lock ─▶ pass ─▶ turn queued, value record into the tail ─▶ its write                   ┐
+//!                             lock released                              segment acquired: its image │ at the same time ─▶ decided, entry replaced ─▶ batch ─▶ reply
+//!                                                                        turn of the key             ┘
 //! ```
 //! Puts of one key get their space one after another, and decide so, in the order of their locks; between both their records are written together, and their entries
 //! leave with the same batch.
@@ -11,7 +11,8 @@
 //! In: keys, values, conditions. Out: outcomes, once what they depend on is published. Invariants: an entry enters an image only after the write
 //! of its record has ended; decisions on a segment are made one after another, on its newest image; what a segment's image refers to is
 //! counted when it is published. A put has read its segment once and written record and image: three accesses; puts that meet share them.
-//! Tested in `tests/log_conformance.rs` and `tests/log_power_loss.rs`, and below. Writes have shared their batch with others, so [`super::handle`] lets them run to their ends.
+//! Tested in `same_key_tests.rs`, `tests/log_conformance.rs` and `tests/log_power_loss.rs`, and below. Writes have shared their batch with others, so
+//! [`super::handle`] lets them run to their ends.
 
 use super::batch_state::BatchWait;
 use super::busy_segments::ChangeSource;
@@ -144,7 +145,7 @@ impl LogCore {
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
         }
-        // The records of a key are appended in the order of its writes; a write that waits for its turn has space.
+        // Later writes of the key append their records meanwhile: they decide behind this one, and a write that waits for its turn has space.
         drop(lock);
         let written = async {
             match &mut record {
