@@ -174,9 +174,14 @@ pub fn figure_10(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
             points.add(&format!("gain by requests in flight, {name}"), &depth.to_string(), gain, "%");
         }
         for (gap, run) in gaps.iter().zip(of_gaps) {
-            let of_gap = run.of(skewed_writes(most), NodeArrivals::InFlight(SWAP_DEPTH));
-            let gain = change_percent(of_gap, of("without", most), NodeStats::per_second);
-            points.add(&format!("gain by gap, {name}"), &gap.to_string(), gain, "%");
+            for &skew in skews {
+                let (x, without) = (skew.to_string(), of("without", skew));
+                let of_gap = run.of(skewed_writes(skew), NodeArrivals::InFlight(SWAP_DEPTH));
+                let gain = change_percent(of_gap, without, NodeStats::per_second);
+                points.add(&format!("gain with a gap of {gap}, {name}"), &x, gain, "%");
+                let tail_us = of_gap.percentile_us(999);
+                points.add(&format!("p99.9 with a gap of {gap}, {name}"), &x, tail_us, "us");
+            }
         }
     }
     for (at, x) in ["mean", "p99.9"].into_iter().enumerate() {
