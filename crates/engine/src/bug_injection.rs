@@ -132,6 +132,20 @@ pub enum InjectedBug {
     SpanListEndsEarly,
     /// A device that was replaced is served again.
     SpanTakeReplaced,
+    /// A put of a key that moves is not stored at the destination.
+    MoveSkipDualPut,
+    /// A delete of a key that moves is not applied at the destination.
+    MoveSkipDualDelete,
+    /// The destination of a move does not note that it may have keys of the partitions.
+    MoveForgetNote,
+    /// A change of the partition map waits for the operations with the map before it alone.
+    MoveForgetFormer,
+    /// Listings and iterators do not leave out the keys that a move has left on another device.
+    MoveListLeftOver,
+    /// The source of a move deletes its keys before the map that names the destination is written.
+    MoveDeleteEarly,
+    /// A key is copied without its lock, so that it may replace one that was written meanwhile.
+    MoveCopyUnlocked,
     /// A swapped key is removed from the swap region before its value is stored at home.
     SwapRemoveFirst,
     /// A swapped key is read at its home.

@@ -63,7 +63,7 @@ pub use operation::{
 };
 pub use partition::{PartitionError, PartitionInfo, Partitions};
 pub use snapshot_iterator::{IteratorOptions, IteratorProgress, NoIterator, PairSink};
-pub use spanned::{DeviceQueue, QueueAdmission, QueueClosed, SpannedVolume};
+pub use spanned::{DeviceQueue, MoveStage, QueueAdmission, QueueClosed, SpannedVolume};
 pub use tree_statistics::{
     LevelStatistics, PostponedStatistics, SnapshotAge, StallStatistics, TREE_LEVELS, TreeStatistics,
 };

@@ -12,8 +12,8 @@ use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_engine::conformance::{TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::{
-    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, KeySink, OpenError, PutMode,
-    PutOutcome, SpannedVolume, VerifyObserver, Volume,
+    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError,
+    PutMode, PutOutcome, SpannedVolume, VerifyObserver, Volume,
 };
 use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
 use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
@@ -319,6 +319,39 @@ fn nothing_moves_before_all_cores_have_the_new_device() {
     volume.extend_engine(&engine, (1, &devices[3], &pool()));
     growing.settle();
     (0..KEYS).for_each(|number| growing.check(number));
+}
+
+#[test]
+fn a_device_that_replaces_the_destination_of_a_move_knows_what_is_copied_to_it() {
+    for engine in EngineKind::ALL {
+        let fixture = SpannedFixture::new(engine);
+        let mut devices = filled(&fixture, 3);
+        devices.extend(blank(1));
+        let mut growing = grown(&fixture, &devices);
+        while growing.spanned().move_stage() != MoveStage::Copy {
+            growing.step();
+        }
+        devices[3] = blank(1).remove(0);
+        let (pool, configs) = (pool(), (&fixture.open_config(), &fixture.format));
+        let replaced = growing.volume.replace((&devices, 3, false), &pool, configs, |_| {});
+        block_on(replaced, &mut growing.complete).expect("replaces");
+        for (core, engine) in growing.engines.iter().enumerate() {
+            growing.volume.renew_engine(engine, 3, (core, &devices[3], &pool));
+        }
+        let copied = |growing: &Growing| growing.volume.device_reports()[3].statistics.keys;
+        let mut steps = 0;
+        while copied(&growing) == 0 {
+            growing.step();
+            steps += 1;
+            assert!(steps < 1_000, "{engine}: nothing is copied");
+        }
+        // A kill, before they are deleted.
+        drop(growing);
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        assert_eq!(opened.listed(), Ok(KEYS as usize), "{engine}");
+        let AnyVolume::Spanned(spanned) = &opened.volume else { panic!("it spans devices") };
+        assert_eq!(spanned.move_stage(), MoveStage::CleanUp, "{engine}");
+    }
 }
 
 #[test]

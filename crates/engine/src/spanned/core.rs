@@ -6,19 +6,17 @@
 
 use super::device_queue::QueueAdmission;
 use super::iterator::{PageBudget, SpannedIterator};
-use super::places::{PlacedMember, SpannedMember};
+use super::places::{PlacedMember, SpannedMember, absent};
 use super::ring_merge::ListOrder;
 use super::shared_map::{MapState, SharedMap};
 use super::snapshot_gate::SnapshotGate;
 use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
-use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedCount;
 use crate::common::shared_lock::SharedLock;
-use crate::{Engine, EngineError, VolumePlace};
+use crate::{Engine, EngineError};
 use futures_util::future::{LocalBoxFuture, join_all};
 use octokv_base::{Key, Nanos, RingPosition, RingRange};
-use octokv_device::DeviceError;
 use octokv_sched::{CostKind, EndedCommand};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -90,16 +88,6 @@ pub(super) struct SpanShared {
     pub swaps: Option<Arc<SwappedKeys>>,
     /// Operations on keys that may be swapped whose callers dropped them.
     pub abandoned: AbandonedCount,
-}
-
-/// The error of operations on keys of a device that was not opened, or has failed.
-pub(super) fn absent(device: usize) -> EngineError {
-    EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
-}
-
-/// Whether the device of a handle has not failed.
-pub(super) fn serves<E>(placed: &PlacedMember<E>) -> bool {
-    !placed.is_lost() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
 }
 
 impl<E: Engine> SpannedCore<E> {
@@ -187,7 +175,7 @@ impl<E: Engine> SpannedCore<E> {
 
     /// The handle on a device that serves.
     pub(super) fn member(&self, device: usize) -> Result<PlacedMember<E>, EngineError> {
-        PlacedMember::new(self.any_member(device)).filter(serves).ok_or(absent(device))
+        PlacedMember::new(self.any_member(device)).filter(PlacedMember::serves).ok_or(absent(device))
     }
 
     /// The handles that were opened, whether their devices have failed meanwhile or not.
@@ -198,16 +186,6 @@ impl<E: Engine> SpannedCore<E> {
     /// The handles that serve.
     pub(super) fn open_members(&self) -> impl Iterator<Item = PlacedMember<E>> {
         self.opened_members().filter(|placed| !placed.is_lost())
-    }
-
-    /// The error of an operation on a device: that it has failed, whatever it was that the engine noticed.
-    pub(super) fn error_of(
-        &self,
-        placed: &PlacedMember<E>,
-        device: usize,
-        error: EngineError,
-    ) -> EngineError {
-        if serves(placed) { placed.engine_error(error) } else { absent(device) }
     }
 
     /// The handles of all devices that have keys of a range.
@@ -260,7 +238,7 @@ impl<E: Engine> SpannedCore<E> {
         let running = operation(placed.engine());
         let count = |done: &T| count(placed.traffic(), done);
         let outcome = admitted((&placed, device), (kind, bytes), running, count).await;
-        let outcome = outcome.map_err(|error| self.error_of(&placed, device, error));
+        let outcome = outcome.map_err(|error| placed.engine_error(error));
         self.shared.gate.pass().await;
         outcome
     }
@@ -280,7 +258,7 @@ impl<E: Engine> SpannedCore<E> {
     ) -> Result<Vec<T>, EngineError> {
         let of_device = async |device| {
             let placed = self.member(device)?;
-            operation(placed.engine()).await.map_err(|error| self.error_of(&placed, device, error))
+            operation(placed.engine()).await.map_err(|error| placed.engine_error(error))
         };
         join_all((0..self.devices()).map(of_device)).await.into_iter().collect()
     }
@@ -361,7 +339,7 @@ fn end_admission<E>(
     placed: &PlacedMember<E>,
     served: Option<(CostKind, usize, Nanos)>,
 ) {
-    if !serves(placed) {
+    if !placed.serves() {
         placed.queue().iter().for_each(|queue| queue.close());
     }
     match served.zip(placed.now()) {

@@ -4,9 +4,9 @@
 //! lacks one would silently omit keys, and fails instead. Writes of a volume with swap regions own their key and a reference to the core's part, so that
 //! they continue without their caller ([`common::abandoned`](crate::common::abandoned)): a key is locked for as long as an engine may apply a write of it.
 
-use super::core::{SpannedCore, absent};
+use super::core::SpannedCore;
 use super::iterator::SpannedIterator;
-use super::places::{PlacedMember, SpannedMember};
+use super::places::{PlacedMember, SpannedMember, absent};
 use super::ring_merge::{KeysOfDevice, ListOrder, list_merged, scan_merged};
 use super::swapped_scan::scan_with_swaps;
 use super::traffic::TrafficCounters;
@@ -279,7 +279,7 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
             None => Ok(()),
             Some(placed) if !placed.is_lost() => {
                 let closed = placed.engine().close().await;
-                closed.map_err(|error| self.core.error_of(&placed, device, error))?;
+                closed.map_err(|error| placed.engine_error(error))?;
                 match &placed.open().swap {
                     Some(region) => {
                         let closed = region.engine.close().await;

@@ -52,6 +52,7 @@ pub use engine::SpannedEngine;
 pub use iterator::SpannedIterator;
 pub use partition_map::{PartitionMap, PlannedMove, SPAN_DEVICES_MAX};
 pub use partition_set::{PartitionSet, SPAN_PARTITIONS};
+pub use shared_map::MoveStage;
 pub use superblock::SpanSuperblock;
 pub use swap_notes::SwapNotes;
 pub use swap_region::{SWAP_UNIT_BYTES, check_swaps};

@@ -9,9 +9,11 @@
 //! began as the source has it. Conditions, versions and expiry are decided by the source alone.
 //! Tested in `tests/spanned_growth.rs`.
 
-use super::core::{KeyPlace, SpannedCore, absent};
+use super::core::{KeyPlace, SpannedCore};
+use super::places::absent;
 use super::shared_map::{MovingWrites, PartitionMove};
 use super::swapping::home_value;
+use crate::bug_injection::{self, InjectedBug};
 use crate::{DeleteOutcome, Engine, EngineError, PutMode, PutOptions, PutOutcome, PutValue, StoredValue};
 use octokv_base::{Key, Version};
 use octokv_runtime::yield_now;
@@ -84,12 +86,12 @@ impl<E: Engine> SpannedCore<E> {
     ) -> Result<CopyOutcome, EngineError> {
         let (from, to) = (self.member(of.planned.from)?, self.member(of.planned.to)?);
         let read = from.engine().get(key).await;
-        let read = read.map_err(|error| self.error_of(&from, of.planned.from, error))?;
+        let read = read.map_err(|error| from.engine_error(error))?;
         let stored = match &read {
             Some(value) => store_copy(to.engine(), key, value).await,
             None => to.engine().delete_with(key, tombstone).await.map(|_| CopyOutcome::Copied(0)),
         };
-        stored.map_err(|error| self.error_of(&to, of.planned.to, error))
+        stored.map_err(|error| to.engine_error(error))
     }
 
     /// After a write at the source, the same at the destination; if that is not possible the move fails, and the source keeps the partition.
@@ -144,6 +146,7 @@ impl<E: Engine> SpannedCore<E> {
             let _exclusive = of.exclude(position).await;
             let outcome = engine.put_with(key, value, options).await;
             match &outcome {
+                Ok(PutOutcome::Stored) if bug_injection::is_injected(InjectedBug::MoveSkipDualPut) => {}
                 Ok(PutOutcome::Stored) => self.copy_to_destination(of, key, options.version).await,
                 Ok(_) => {}
                 Err(error) => note_error(of, *error),
@@ -176,6 +179,7 @@ impl<E: Engine> SpannedCore<E> {
             let _exclusive = of.exclude(position).await;
             let outcome = engine.delete_with(key, version).await;
             match &outcome {
+                Ok(_) if bug_injection::is_injected(InjectedBug::MoveSkipDualDelete) => {}
                 Ok(DeleteOutcome::Deleted | DeleteOutcome::NotFound) => {
                     self.copy_to_destination(of, key, version).await;
                 }

@@ -2,14 +2,20 @@
 
 use super::device_queue::DeviceQueue;
 use super::traffic::TrafficCounters;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::log::handle::LogEngine;
 use crate::{EngineError, Finding, OpenError, VerifyObserver, VolumePlace};
 use octokv_base::Nanos;
-use octokv_device::Device;
+use octokv_device::{Device, DeviceError};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The error of operations on keys of a device that was not opened, or has failed.
+pub(super) fn absent(device: usize) -> EngineError {
+    EngineError::Device { error: DeviceError::Unavailable, place: VolumePlace::new(device as u16, 0) }
+}
 
 /// The place of a volume on a device of several.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +119,11 @@ impl<E> PlacedMember<E> {
         !self.open().device.is_available() || self.0.is_retired.load(Ordering::Acquire)
     }
 
+    /// Whether the device has not failed.
+    pub fn serves(&self) -> bool {
+        !self.is_lost() || bug_injection::is_injected(InjectedBug::SpanIgnoreFailure)
+    }
+
     /// The index of the device.
     pub fn index(&self) -> usize {
         self.open().place.device.into()
@@ -143,9 +154,9 @@ impl<E> PlacedMember<E> {
         self.0.replacements
     }
 
-    /// An error of an operation of the handle, with its place.
+    /// An error of an operation of the handle, with its place: that the device is not available if it has failed, whatever it was that the engine noticed.
     pub fn engine_error(&self, error: EngineError) -> EngineError {
-        self.open().place.engine_error(error)
+        if self.serves() { self.open().place.engine_error(error) } else { absent(self.index()) }
     }
 }
 

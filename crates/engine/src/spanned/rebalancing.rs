@@ -24,6 +24,7 @@ use super::places::PlacedMember;
 use super::ring_merge::ListOrder;
 use super::shared_map::{MapState, MovingWrites, PartitionMove, SharedMap};
 use super::superblock::SpanSuperblock;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::{Engine, EngineError, OpenError, ScanEntry, VolumePlace};
 use futures_util::future::join_all;
@@ -161,6 +162,11 @@ impl<E: Engine> SpannedCore<E> {
     /// Changes the map, and waits until no operation has an earlier one.
     async fn change_map(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
         self.shared.map.publish(change);
+        self.wait_for_former(handle).await;
+    }
+
+    /// Waits until no operation has an earlier map than the current one.
+    async fn wait_for_former(&self, handle: &ReactorHandle) {
         // This core's own reference.
         self.map();
         while !self.shared.map.have_former_ended() {
@@ -194,26 +200,32 @@ impl<E: Engine> SpannedCore<E> {
     async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {
         let PlannedMove { from, to, partitions } = planned;
         let members = (self.member(from)?, self.member(to)?);
+        let moving = Arc::new(PartitionMove::new(planned));
         {
             let _turn = self.shared.structure.exclude().await;
             let note = |superblock: &mut SpanSuperblock| {
                 superblock.left_over = superblock.left_over.with(&partitions)
             };
-            self.change_superblock(&members.1, note).await?;
+            if !bug_injection::is_injected(InjectedBug::MoveForgetNote) {
+                self.change_superblock(&members.1, note).await?;
+            }
+            // Under the lock: a device that replaces the destination gets the note from here.
+            let of_map = Arc::clone(&moving);
+            self.shared.map.publish(|state| {
+                state.left_over[to] = state.left_over[to].with(&partitions);
+                state.moving = Some(of_map);
+            });
         }
-        let moving = Arc::new(PartitionMove::new(planned));
-        let of_map = Arc::clone(&moving);
-        self.change_map(handle, move |state| {
-            state.left_over[to] = state.left_over[to].with(&partitions);
-            state.moving = Some(of_map);
-        })
-        .await;
+        self.wait_for_former(handle).await;
         if let Err(failure) = self.copy_partitions(&moving, handle).await {
             self.end_move(handle, |_| ()).await;
             return Err(failure);
         }
         let mut frozen = Frozen { shared: &self.shared.map, is_thawed: false };
         self.change_map(handle, |state| state.writes = MovingWrites::Wait).await;
+        if bug_injection::is_injected(InjectedBug::MoveDeleteEarly) {
+            self.delete_left_over(from, partitions, handle).await?;
+        }
         let outcome = self.write_maps(&moving, &members).await;
         match outcome {
             Ok(()) => {
@@ -254,7 +266,7 @@ impl<E: Engine> SpannedCore<E> {
         }
         // What hosts have flushed on the source is to be as durable at the destination.
         let flushed = to.engine().flush().await;
-        flushed.map_err(|error| before(self.error_of(to, planned.to, error).into()))?;
+        flushed.map_err(|error| before(to.engine_error(error).into()))?;
         let state = self.map();
         let (map, number) = (state.map.moved(planned), state.number + 1);
         let old_map = state.map;
@@ -314,7 +326,7 @@ impl<E: Engine> SpannedCore<E> {
                 has_space
             };
             let scanned = from.engine().scan(range, Version::NONE, &mut collect).await;
-            scanned.map_err(|error| self.error_of(&from, moving.planned.from, error))?;
+            scanned.map_err(|error| from.engine_error(error))?;
             rest = match page.last() {
                 Some((_, last, _)) if page.len() == page_keys && *last < range.last() => {
                     RingRange::new(RingPosition(last.0 + 1), range.last())
@@ -355,7 +367,10 @@ impl<E: Engine> SpannedCore<E> {
         let mut tries = 0;
         loop {
             let copied = {
-                let _exclusive = moving.exclude(position).await;
+                let _exclusive = match bug_injection::is_injected(InjectedBug::MoveCopyUnlocked) {
+                    true => None,
+                    false => Some(moving.exclude(position).await),
+                };
                 self.copy_key(moving, key, tombstone).await
             };
             tries += 1;
@@ -387,11 +402,11 @@ impl<E: Engine> SpannedCore<E> {
                 has_space
             };
             let listed = placed.engine().list(&start, &mut page).await;
-            listed.map_err(|error| self.error_of(&placed, device, error))?;
+            listed.map_err(|error| placed.engine_error(error))?;
             for some in keys.chunks(KEYS_AT_ONCE) {
                 let deletes = some.iter().map(|key| placed.engine().delete_with(key, Version::NONE));
                 for deleted in join_all(deletes).await {
-                    deleted.map_err(|error| self.error_of(&placed, device, error))?;
+                    deleted.map_err(|error| placed.engine_error(error))?;
                 }
                 self.pace(OPERATION_BYTES * some.len() as u64, handle).await;
             }
@@ -401,7 +416,7 @@ impl<E: Engine> SpannedCore<E> {
             }
         }
         let flushed = placed.engine().flush().await;
-        flushed.map_err(|error| self.error_of(&placed, device, error))?;
+        flushed.map_err(|error| placed.engine_error(error))?;
         let _turn = self.shared.structure.exclude().await;
         let clear =
             |superblock: &mut SpanSuperblock| superblock.left_over = superblock.left_over.without(&set);

@@ -140,7 +140,10 @@ impl<V: Volume> SpannedVolume<V> {
             }
             let place = DeviceOfVolume { index: index as u16, ..known.device };
             let swaps = self.notes_of_replaced(index);
-            let superblock = SpanSuperblock { device: place, generation: 0, replacements, swaps, ..known };
+            // A move to the lost device goes on copying to this one until it notices.
+            let left_over = self.shared().map.get().0.left_over[index];
+            let superblock =
+                SpanSuperblock { device: place, generation: 0, replacements, swaps, left_over, ..known };
             write_superblock(&**device, &superblock).await?;
         }
         let mut swap = None;

@@ -60,7 +60,8 @@ impl<'a> KeysOfDevice<'a> {
     }
 
     fn has(&self, device: usize, key: &[u8]) -> bool {
-        self.map.is_none_or(|map| map.device_of(RingPosition::of_bytes(key, self.hash_seed)) == device)
+        let map = self.map.filter(|_| !bug_injection::is_injected(InjectedBug::MoveListLeftOver));
+        map.is_none_or(|map| map.device_of(RingPosition::of_bytes(key, self.hash_seed)) == device)
     }
 }
 

@@ -10,6 +10,7 @@
 
 use super::partition_map::{PartitionMap, PlannedMove};
 use super::partition_set::PartitionSet;
+use crate::bug_injection::{self, InjectedBug};
 use crate::common::shared_lock::{SharedLock, SharedLockGuard};
 use octokv_base::RingPosition;
 use parking_lot::Mutex;
@@ -45,6 +46,21 @@ pub(super) enum MovingWrites {
     Wait,
     /// They fail until the volume is opened again: which device counts depends on a superblock that may have been written.
     Fail,
+}
+
+/// How far the rebalancing of a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MoveStage {
+    /// No partition moves, and no device has keys of others.
+    AtRest,
+    /// Keys are copied to another device.
+    Copy,
+    /// Keys are copied, and the map is being changed: writes of their partitions wait.
+    Cutover,
+    /// A superblock with the next map may have been written or not: writes of the partitions fail until the volume is opened again.
+    Undecided,
+    /// Keys are deleted where they were.
+    CleanUp,
 }
 
 /// Partitions that move: until the map changes, their keys are written on both devices and read from the source.
@@ -100,6 +116,17 @@ impl MapState {
         self.moving.as_ref().filter(of_partition)
     }
 
+    /// How far moves are.
+    pub fn stage(&self) -> MoveStage {
+        match (&self.moving, self.writes) {
+            (Some(_), MovingWrites::Both) => MoveStage::Copy,
+            (Some(_), MovingWrites::Wait) => MoveStage::Cutover,
+            (Some(_), MovingWrites::Fail) => MoveStage::Undecided,
+            (None, _) if self.left_over.iter().all(PartitionSet::is_empty) => MoveStage::AtRest,
+            (None, _) => MoveStage::CleanUp,
+        }
+    }
+
     /// Whether a device may have keys of partitions of others, which listings leave out: from the first move on.
     pub fn has_left_over(&self) -> bool {
         self.number > 0 || self.moving.is_some() || self.left_over.iter().any(|set| !set.is_empty())
@@ -149,6 +176,10 @@ impl SharedMap {
     /// Whether no core, and no operation, has a map that was current before, however many changes ago.
     pub fn have_former_ended(&self) -> bool {
         let mut maps = self.maps.lock();
+        if bug_injection::is_injected(InjectedBug::MoveForgetFormer) {
+            let earlier = maps.former.len().saturating_sub(1);
+            maps.former.drain(..earlier);
+        }
         maps.former.retain(|former| former.strong_count() > 0);
         let have_ended = maps.former.is_empty();
         // What the operations did with them comes before what follows here.

@@ -11,8 +11,8 @@
 //! of a write that was not acknowledged, or equal to what home has.
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
-use super::core::{SpannedCore, absent, admitted, serves};
-use super::places::{OpenRegion, PlacedMember};
+use super::core::{SpannedCore, admitted};
+use super::places::{OpenRegion, PlacedMember, absent};
 use super::swap_recovery::write_notes;
 use super::swap_region::{SwappedVersions, read_record, swap_value};
 use super::swapped_keys::{SwappedKey, SwappedKeys};
@@ -102,13 +102,13 @@ impl<E: Engine> SpannedCore<E> {
         let placed = self.member(of.home)?;
         let running = operation(placed.engine());
         let outcome = admitted((&placed, of.home), command, running, |_| command.1).await;
-        outcome.map_err(|error| self.error_of(&placed, of.home, error))
+        outcome.map_err(|error| placed.engine_error(error))
     }
 
     /// Flushes the home of a key.
     async fn flush_home(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
         let placed = self.member(of.home)?;
-        placed.engine().flush().await.map_err(|error| self.error_of(&placed, of.home, error))
+        placed.engine().flush().await.map_err(|error| placed.engine_error(error))
     }
 
     /// [`Engine::put_with`].
@@ -522,7 +522,7 @@ impl<E: Engine> Region<E> {
 
     /// The error of an operation on the region: that its device has failed, whatever it was that the engine noticed.
     fn error(&self, error: EngineError) -> EngineError {
-        if serves(&self.placed) { self.open().place.engine_error(error) } else { absent(self.guest) }
+        if self.placed.serves() { self.open().place.engine_error(error) } else { absent(self.guest) }
     }
 
     async fn flush(&self) -> Result<(), EngineError> {

@@ -15,7 +15,7 @@ use super::partition_map::{PartitionMap, SPAN_DEVICES_MAX};
 use super::partition_set::{PartitionSet, SPAN_PARTITIONS};
 use super::places::{MemberObserver, MemberPlace, OpenMember, OpenRegion, SpannedMember};
 use super::ring_merge::ListOrder;
-use super::shared_map::{MapState, MovingWrites, SharedMap};
+use super::shared_map::{MapState, MoveStage, MovingWrites, SharedMap};
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
 use super::swap_recovery::{recover_notes, recover_swaps};
@@ -213,8 +213,21 @@ impl<V: Volume> SpannedVolume<V> {
 
     /// Whether partitions move, or keys of moved ones are left where they were.
     pub fn is_rebalancing(&self) -> bool {
+        self.move_stage() != MoveStage::AtRest
+    }
+
+    /// How far moves of partitions are.
+    pub fn move_stage(&self) -> MoveStage {
+        self.0.shared.map.get().0.stage()
+    }
+
+    /// The devices from and to which the partition of a key moves, by their places in the list that the volume was opened with; `None` if it does not move.
+    pub fn move_of(&self, key: &Key) -> Option<[usize; 2]> {
+        let position = RingPosition::of_bytes(key.as_bytes(), self.0.superblock.hash_seed);
         let (state, _) = self.0.shared.map.get();
-        state.moving.is_some() || state.left_over.iter().any(|set| !set.is_empty())
+        let planned = state.move_of(position)?.planned;
+        let members = self.0.members.lock();
+        Some([planned.from, planned.to].map(|index| members[index].given))
     }
 
     /// A figure of the queue of a device; 0 if there is no device of this index, or it has no queue.
