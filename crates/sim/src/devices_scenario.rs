@@ -5,12 +5,13 @@
 use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
-use crate::scenario::{FaultKind, KvScenarioPlan, PhaseEnd, Scenario, ScheduledFault};
+use crate::scenario::{FaultKind, KvScenarioPlan, Phase, PhaseEnd, Scenario, ScheduledFault};
 use crate::sim_node::DEVICE_TIMEOUT;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
 use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
-use octokv_engine::{EngineKind, HashKind};
+use octokv_engine::{Durability, EngineKind, HashKind};
+use octokv_runtime::simulated::{CrashModel, HostFailure};
 
 /// The least that a swap region takes.
 const SWAP_BYTES: u64 = 18 << 20;
@@ -72,5 +73,74 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
         // Of a capacity of 512 at first: from eight Puts at a time to one, so that commands wait.
         plan.nodes[0].put_tokens = pick(random, &[64, 200, 512]);
     }
+    draw_additions(&mut plan, &mut Prng::new(mix64(seed ^ 0x9407)));
     plan
+}
+
+/// Draws the disks that are added: one or two in half of the plans without swap regions. By a generator of its own: the other draws of a seed do not depend on it.
+fn draw_additions(plan: &mut KvScenarioPlan, random: &mut Prng) {
+    let node = &mut plan.nodes[0];
+    if node.swap_bytes > 0 || !random.one_in(2) {
+        return;
+    }
+    plan.load.keys = pick(random, &[8, 20, 64, 64]);
+    let (key_bytes, values_bytes) = (8 << 10, plan.load.keys * plan.load.value_bytes_max);
+    // No disk is full: then all partitions move that have to.
+    node.disk.size_bytes += (2 * (values_bytes + plan.load.keys * key_bytes)).next_multiple_of(4096);
+    // The moves take a part of a millisecond for a key, or several of them.
+    node.compact_bytes_per_second = pick(random, &[u64::MAX, 16 << 20, 4 << 20, 1 << 20]);
+    if random.one_in(3) {
+        node.durability = Durability::Completed;
+    }
+    let (mut before, mut due_at) = (0, Vec::new());
+    for &Phase { operations, .. } in &plan.phases {
+        // Near the end of a phase moves are cut by it.
+        let from = if random.one_in(2) { operations - operations.min(40) } else { 0 };
+        due_at.push(before + from + random.below(operations - from));
+        before += operations;
+    }
+    let count = if random.one_in(3) { 2 } else { 1 };
+    for addition in &mut node.additions[..count] {
+        *addition = due_at.remove(random.below(due_at.len() as u64) as usize);
+    }
+    node.additions.sort_unstable();
+    let disks = node.devices as u64 + count as u64;
+    for phase in &mut plan.phases {
+        if let PhaseEnd::Crash { stop, .. } = &mut phase.end
+            && random.one_in(2)
+        {
+            // Of the writes of a superblock and of those in front of it, some are kept.
+            *stop = HostFailure::PowerLoss(CrashModel::RandomWrites);
+        }
+        for fault in &mut phase.faults {
+            if let FaultKind::SlowDisk { one_in, delay_max, .. } = &mut fault.kind {
+                // Few operations that are late by much, beside which others go on.
+                *one_in = pick(random, &[10, 20, 40]);
+                *delay_max = Nanos::from_millis(pick(random, &[20, 50]));
+            }
+            if let FaultKind::HangDisk { node, .. } = fault.kind {
+                let disk = random.below(disks) as usize;
+                fault.after_commands = random.below(phase.operations.min(120));
+                fault.kind = match random.one_in(2) {
+                    true => FaultKind::HangDisk { node, disk },
+                    false => FaultKind::PullDisk { node, disk },
+                };
+            }
+        }
+        let fails = |fault: &ScheduledFault| {
+            matches!(fault.kind, FaultKind::HangDisk { .. } | FaultKind::PullDisk { .. })
+        };
+        if !phase.faults.iter().any(fails) && random.one_in(4) {
+            let kind = FaultKind::DiskErrors {
+                node: 0,
+                read_one_in: pick(random, &[0, 20, 100]),
+                write_one_in: pick(random, &[0, 0, 30, 200]),
+                flush_one_in: pick(random, &[0, 0, 30]),
+            };
+            let duration = Nanos::from_millis(between(random, 2, 100));
+            let after_commands = random.below(phase.operations);
+            phase.faults.push(ScheduledFault { after_commands, duration, kind });
+        }
+        phase.faults.sort_by_key(|fault| fault.after_commands);
+    }
 }

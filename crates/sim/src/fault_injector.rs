@@ -94,7 +94,8 @@ impl FaultInjector {
             }
             FaultKind::SlowDisk { node, .. }
             | FaultKind::DiskErrors { node, .. }
-            | FaultKind::HangDisk { node, .. } => {
+            | FaultKind::HangDisk { node, .. }
+            | FaultKind::PullDisk { node, .. } => {
                 self.disks[node].activate(fault.kind);
             }
         }
@@ -133,7 +134,8 @@ impl FaultInjector {
             }
             FaultKind::SlowDisk { node, .. }
             | FaultKind::DiskErrors { node, .. }
-            | FaultKind::HangDisk { node, .. } => self.disks[node].clear(),
+            | FaultKind::HangDisk { node, .. }
+            | FaultKind::PullDisk { node, .. } => self.disks[node].clear(),
         }
         None
     }

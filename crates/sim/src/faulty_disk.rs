@@ -6,6 +6,7 @@
 use crate::scenario::FaultKind;
 use octokv_base::{Buffer, Lba, Nanos, Prng};
 use octokv_device::{Device, DeviceError, DeviceFuture, Geometry, IoResult, ReadGuard};
+use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
 use octokv_runtime::ReactorHandle;
 use std::cell::RefCell;
 use std::future::pending;
@@ -13,6 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 const EIO: DeviceError = DeviceError::Io(5);
+const ENODEV: DeviceError = DeviceError::Io(19);
 
 #[derive(Clone, Copy, Default)]
 struct FailureRates {
@@ -29,11 +31,14 @@ struct ActiveFaults {
     slow_one_in: Option<(u64, Nanos)>,
     /// The disk that completes nothing that begins.
     hung: Option<usize>,
-    /// Operations that will not complete.
+    /// The disk that was pulled.
+    pulled: Option<usize>,
+    /// Operations that will not complete, or failed since their disk was pulled.
     hung_operations: u64,
     reads_failed: u64,
     operations_failed: u64,
     in_place: u64,
+    front_writes: u64,
     /// What another core does before and after accesses in place.
     interference: Option<Rc<dyn Fn()>>,
 }
@@ -52,10 +57,12 @@ impl DiskFaults {
             rates,
             slow_one_in: None,
             hung: None,
+            pulled: None,
             hung_operations: 0,
             reads_failed: 0,
             operations_failed: 0,
             in_place: 0,
+            front_writes: 0,
             interference: None,
         };
         DiskFaults(Rc::new(RefCell::new(active)))
@@ -70,6 +77,7 @@ impl DiskFaults {
                 read_one_in: reads, write_one_in: writes, flush_one_in: flushes, ..
             } => active.rates = FailureRates { reads, writes, flushes },
             FaultKind::HangDisk { disk, .. } => active.hung = Some(disk),
+            FaultKind::PullDisk { disk, .. } => active.pulled = Some(disk),
             _ => {}
         }
     }
@@ -86,7 +94,8 @@ impl DiskFaults {
     /// Deactivates all faults except the loss of the disk.
     pub fn clear(&self) {
         let mut active = self.0.borrow_mut();
-        (active.rates, active.slow_one_in, active.hung) = (FailureRates::default(), None, None);
+        (active.rates, active.slow_one_in) = (FailureRates::default(), None);
+        (active.hung, active.pulled) = (None, None);
     }
 
     /// Whether any operation failed so far, or will not complete.
@@ -94,7 +103,7 @@ impl DiskFaults {
         self.operations_failed() + self.hung_operations() > 0
     }
 
-    /// Operations so far that will not complete.
+    /// Operations so far that will not complete, or failed since their disk was pulled.
     pub fn hung_operations(&self) -> u64 {
         self.0.borrow().hung_operations
     }
@@ -112,6 +121,11 @@ impl DiskFaults {
     /// Operations failed so far.
     pub fn operations_failed(&self) -> u64 {
         self.0.borrow().operations_failed
+    }
+
+    /// Writes so far that began where superblocks are, of any of the disks.
+    pub fn front_writes(&self) -> u64 {
+        self.0.borrow().front_writes
     }
 
     /// Accesses in place so far.
@@ -165,6 +179,16 @@ impl DiskFaults {
         hangs
     }
 
+    /// If the disk was pulled: whether an operation that begins is executed before it fails. Counts it then.
+    fn draw_pulled(&self, disk: usize) -> Option<bool> {
+        let mut active = self.0.borrow_mut();
+        if active.pulled != Some(disk) {
+            return None;
+        }
+        active.hung_operations += 1;
+        Some(active.random.one_in(2))
+    }
+
     fn draw_delay(&self) -> Option<Nanos> {
         let mut active = self.0.borrow_mut();
         let (one_in, most) = active.slow_one_in?;
@@ -189,6 +213,12 @@ impl FaultyDisk {
         handle: ReactorHandle,
     ) -> FaultyDisk {
         FaultyDisk { inner: beneath, faults, disk, handle }
+    }
+
+    /// `None` if a write or flush that begins succeeds; otherwise whether the inner device executes it before which error.
+    fn failure_of_change(&self, rate: impl Fn(&FailureRates) -> u64) -> Option<(bool, DeviceError)> {
+        let pulled = self.faults.draw_pulled(self.disk).map(|is_executed| (is_executed, ENODEV));
+        pulled.or_else(|| Some((self.faults.draw_failure(rate)?, EIO)))
     }
 
     /// Starts an operation and may delay its end, or in memory its beginning.
@@ -218,12 +248,12 @@ impl FaultyDisk {
     }
 }
 
-fn fail_now(buffer: Option<Buffer>) -> DeviceFuture {
-    DeviceFuture::ready(IoResult { buffer, result: Err(EIO) })
+fn fail_now(buffer: Option<Buffer>, error: DeviceError) -> DeviceFuture {
+    DeviceFuture::ready(IoResult { buffer, result: Err(error) })
 }
 
-fn fail_after(pending: DeviceFuture) -> DeviceFuture {
-    DeviceFuture::boxed(async move { IoResult { buffer: pending.await.buffer, result: Err(EIO) } })
+fn fail_after(pending: DeviceFuture, error: DeviceError) -> DeviceFuture {
+    DeviceFuture::boxed(async move { IoResult { buffer: pending.await.buffer, result: Err(error) } })
 }
 
 impl Device for FaultyDisk {
@@ -240,17 +270,22 @@ impl Device for FaultyDisk {
     }
 
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        if self.faults.draw_pulled(self.disk).is_some() {
+            return fail_now(Some(buffer), ENODEV);
+        }
         if self.faults.draw_failure(|rates| rates.reads).is_some() {
             self.faults.0.borrow_mut().reads_failed += 1;
-            return fail_now(Some(buffer));
+            return fail_now(Some(buffer), EIO);
         }
         self.with_delay(move |inner| inner.read(at, buffer))
     }
 
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
-        match self.faults.draw_failure(|rates| rates.writes) {
-            Some(false) => fail_now(Some(buffer)),
-            Some(true) => fail_after(self.inner.write(at, buffer)),
+        let byte = at.0 * u64::from(self.geometry().block_bytes);
+        self.faults.0.borrow_mut().front_writes += u64::from(byte < SUPERBLOCK_AREA_BYTES);
+        match self.failure_of_change(|rates| rates.writes) {
+            Some((false, error)) => fail_now(Some(buffer), error),
+            Some((true, error)) => fail_after(self.inner.write(at, buffer), error),
             None => self.with_delay(move |inner| inner.write(at, buffer)),
         }
     }
@@ -278,9 +313,9 @@ impl Device for FaultyDisk {
     }
 
     fn flush(&self) -> DeviceFuture {
-        match self.faults.draw_failure(|rates| rates.flushes) {
-            Some(false) => fail_now(None),
-            Some(true) => fail_after(self.inner.flush()),
+        match self.failure_of_change(|rates| rates.flushes) {
+            Some((false, error)) => fail_now(None, error),
+            Some((true, error)) => fail_after(self.inner.flush(), error),
             None => self.with_delay(|inner| inner.flush()),
         }
     }

@@ -19,7 +19,7 @@ use crate::operator::Operator;
 use crate::parallel_core::ParallelCore;
 use crate::power_loss::{crash_survivors, matches_any};
 use crate::runner::{ScenarioRunner, Simulation, run};
-use crate::scenario::{KvScenarioPlan, Scenario};
+use crate::scenario::{FaultKind, KvScenarioPlan, Scenario, ScheduledFault};
 use crate::sim_node::NodesUnderTest;
 use crate::stats::ScenarioStats;
 use octokv_base::prng::mix64;
@@ -27,26 +27,29 @@ use octokv_base::{Key, NamespaceId, Nanos, Prng};
 use octokv_engine::EngineKind;
 use octokv_engine::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use octokv_engine::conformance::key_of;
-use octokv_engine::linearizability::{Call, KeyState};
-use octokv_engine::{AnyVolume, Durability, OpenError, Volume};
+use octokv_engine::linearizability::KeyState;
+use octokv_engine::{AnyVolume, Durability, Volume};
 use octokv_runtime::simulated::{CrashModel, HostFailure};
 use std::rc::Rc;
 
 /// Time after which an idle volume has written its durability marker.
 const DURABILITY_MARKER_DELAY: Nanos = Nanos::from_millis(60);
 
-struct KvRunner {
-    simulation: Simulation<Vec<KvNodeUnderTest>, KvWorkload>,
-    disks: Vec<DiskState>,
+/// See the module header.
+pub(crate) struct KvRunner {
+    pub simulation: Simulation<Vec<KvNodeUnderTest>, KvWorkload>,
+    pub disks: Vec<DiskState>,
     /// Reconfigures the first node.
     operator: Option<Operator>,
     /// Whether disks fail or lose bits.
     has_disk_faults: bool,
+    /// Whether nodes crash.
+    has_crashes: bool,
 }
 
 /// What the runner knows of a node's disk.
 #[derive(Default)]
-struct DiskState {
+pub(crate) struct DiskState {
     /// Whether the disk has been formatted.
     is_formatted: bool,
     /// Offsets of bytes with flipped bits; some may have been overwritten since.
@@ -55,6 +58,8 @@ struct DiskState {
     may_lose_unflushed: bool,
     /// Failed writes and flushes at the last start of the node.
     writes_failed: u64,
+    /// Completed commands before which no disk is added.
+    pub no_addition_before: u64,
     /// A core beside those of the running node.
     parallel_core: Option<Rc<ParallelCore>>,
     /// Background work that nothing needs.
@@ -84,7 +89,7 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
                 keeps_connections: plan.keeps_connections,
                 keeps_iterators: plan.scenario == Scenario::Calm
                     && plan.operator_interval.is_none()
-                    && !plan.has_hung_disk(),
+                    && !plan.has_failing_disk(),
                 has_operator: plan.operator_interval.is_some(),
                 ..KvWorkload::new(histories.collect(), plan.load, faults.to_vec())
             }
@@ -105,8 +110,11 @@ pub fn run_scenario(plan: &KvScenarioPlan) -> Result<ScenarioStats, String> {
         let names = names.collect();
         Operator::new(simulation.random.fork(), 1, Some(interval), names)
     });
-    let has_disk_faults = !matches!(plan.scenario, Scenario::Calm | Scenario::Crashes | Scenario::Network);
-    run(KvRunner { simulation, disks, operator, has_disk_faults }, &plan.phases)
+    let has_errors = |fault: &ScheduledFault| matches!(fault.kind, FaultKind::DiskErrors { .. });
+    let has_disk_faults = !matches!(plan.scenario, Scenario::Calm | Scenario::Crashes | Scenario::Network)
+        || plan.phases.iter().flat_map(|phase| &phase.faults).any(has_errors);
+    let has_crashes = plan.scenario.has_crashes();
+    run(KvRunner { simulation, disks, operator, has_disk_faults, has_crashes }, &plan.phases)
 }
 
 impl ScenarioRunner for KvRunner {
@@ -134,6 +142,11 @@ impl ScenarioRunner for KvRunner {
         self.refuse_retired(node)?;
         let keys = self.keys(node);
         let format = !self.disks[node].is_formatted;
+        // The start of a node does not depend on whether the volume has the disk.
+        let takes_aside = self.simulation.node[node].has_disk_aside() && self.simulation.random.one_in(2);
+        if takes_aside {
+            self.simulation.node[node].take_aside();
+        }
         let mut task_result = self.simulation.node[node].start_recovery(keys.clone(), format);
         for &(after, failure) in crashes_in_recovery {
             let sim = &self.simulation.sim;
@@ -141,7 +154,13 @@ impl ScenarioRunner for KvRunner {
             self.crash(node, failure);
             task_result = self.simulation.node[node].start_recovery(keys.clone(), format);
         }
-        let opened: RecoveryResult = self.wait_result("recovery", &task_result)?;
+        let mut opened: RecoveryResult = self.wait_result("recovery", &task_result)?;
+        if let Err(error) = &opened
+            && self.change_list(node, error, takes_aside)
+        {
+            let task_result = self.simulation.node[node].start_recovery(keys, format);
+            opened = self.wait_result("recovery with other disks", &task_result)?;
+        }
         let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
         self.disks[node].is_formatted = true;
         if self.is_in_memory(node) {
@@ -167,8 +186,10 @@ impl ScenarioRunner for KvRunner {
     }
 
     fn begin_work_before_crash(&mut self, node: usize) -> u64 {
+        let steps_of_moves = self.await_moves(node);
         let KvRunner { simulation, disks, .. } = self;
-        disks[node].worker.as_mut().map_or(0, |worker| worker.begin_before_crash(&simulation.node[node]))
+        let worker = disks[node].worker.as_mut();
+        steps_of_moves + worker.map_or(0, |worker| worker.begin_before_crash(&simulation.node[node]))
     }
 
     fn crash(&mut self, node: usize, failure: HostFailure) {
@@ -176,6 +197,7 @@ impl ScenarioRunner for KvRunner {
         let durability = self.simulation.node[node].sim_node.plan.durability;
         self.disks[node].may_lose_unflushed |= loses && durability == Durability::Completed;
         self.simulation.stats.crashes += 1;
+        self.note_cut_move(node);
         self.stop(node, failure);
     }
 
@@ -211,6 +233,9 @@ impl ScenarioRunner for KvRunner {
         if self.simulation.node.iter().any(KvNodeUnderTest::has_disk_to_replace) {
             return self.for_each_node(KvRunner::replace_disk).map(|()| true);
         }
+        if let Some(node) = (0..self.disks.len()).find(|&node| self.is_addition_due(node, completed)) {
+            return self.add_disk(node, self.has_crashes).map(|()| true);
+        }
         let Some(operator) = &mut self.operator else { return Ok(false) };
         let is_due = sim.now() >= operator.next_time() || completed >= operator.next_at_completed();
         if is_due {
@@ -229,6 +254,7 @@ impl ScenarioRunner for KvRunner {
         let due_at = operator.chain(workers.map(EngineWorker::next_at_completed)).min().unwrap_or(u64::MAX);
         workload.progress.completed >= due_at
             || self.simulation.node.iter().any(KvNodeUnderTest::has_disk_to_replace)
+            || (0..self.disks.len()).any(|node| self.is_addition_due(node, workload.progress.completed))
     }
 
     /// Waits also for the durability marker, which the volume then has written.
@@ -249,13 +275,13 @@ impl ScenarioRunner for KvRunner {
             };
             self.wait_for("the background work of the engine", is_idle)?;
         }
-        Ok(())
+        self.finish_moves()
     }
 
     fn audit(&mut self) -> Result<(), String> {
         let mut restarted = false;
         for node in 0..self.disks.len() {
-            if self.simulation.faults.disks()[node].writes_failed() > self.disks[node].writes_failed {
+            if self.has_failed_writes(node) || self.has_stuck_moves(node) {
                 // A failed write of a journal batch may become visible only after a restart.
                 self.crash(node, HostFailure::ProcessKilled);
                 self.recover(node, &[])?;
@@ -300,30 +326,9 @@ impl ScenarioRunner for KvRunner {
 }
 
 impl KvRunner {
-    /// Replaces a disk of a node that has failed: what it held is lost at some moment meanwhile.
-    fn replace_disk(&mut self, node: usize) -> Result<(), String> {
-        let (keys, under_test) = (self.keys(node), &mut self.simulation.node[node]);
-        let Some(at) = under_test.failed_device() else { return Ok(()) };
-        let workload = Rc::clone(&self.simulation.workload);
-        let lost = (0..keys.len()).filter(|&key| under_test.is_key_of(at, &keys[key]));
-        let lost: Vec<_> =
-            lost.map(|key| workload.borrow_mut().histories[node].begin(key, Call::Clear)).collect();
-        under_test.replace_device(at)?;
-        self.simulation.stats.disks_replaced += 1;
-        let history = &mut workload.borrow_mut().histories[node];
-        lost.into_iter().try_for_each(|call| history.end_durable(call))
-    }
-
-    /// Checks that the disk which was replaced last is absent in its former place.
-    fn refuse_retired(&mut self, node: usize) -> Result<(), String> {
-        let Some(opened) = self.simulation.node[node].start_opening_with_retired() else { return Ok(()) };
-        match self.wait_result("an opening with a disk that was replaced", &opened)? {
-            Ok(Some(OpenError::DeviceReplaced { .. })) => Ok(()),
-            Ok(None) => Err("a disk that was replaced is served".to_owned()),
-            Ok(Some(error)) | Err(error) => {
-                Err(format!("a disk that was replaced is not recognized: {error}"))
-            }
-        }
+    /// Whether writes or flushes have failed since the last start of a node.
+    pub(crate) fn has_failed_writes(&self, node: usize) -> bool {
+        self.simulation.faults.disks()[node].writes_failed() > self.disks[node].writes_failed
     }
 
     fn for_each_node(
@@ -333,7 +338,7 @@ impl KvRunner {
         (0..self.disks.len()).try_for_each(|node| action(self, node))
     }
 
-    fn keys(&self, node: usize) -> Vec<Key> {
+    pub(crate) fn keys(&self, node: usize) -> Vec<Key> {
         self.simulation.workload.borrow().histories[node].keys().to_vec()
     }
 
@@ -392,7 +397,7 @@ impl KvRunner {
         self.check_audit(node, found)
     }
 
-    fn wait_result<T>(&mut self, what: &str, task_result: &TaskResult<T>) -> Result<T, String> {
+    pub(crate) fn wait_result<T>(&mut self, what: &str, task_result: &TaskResult<T>) -> Result<T, String> {
         self.wait_for(what, |_| task_result.borrow().is_some())?;
         task_result.borrow_mut().take().ok_or_else(|| format!("{what} has no result"))
     }

@@ -309,7 +309,7 @@ impl KvWorkload {
             Error::OutcomeUnknown => {}
             Error::UnrecoveredRead => return self.check_unrecovered(pending),
             // A write may have been executed.
-            Error::DeviceUnavailable if self.faults[pending.node].hung_operations() > 0 => {
+            Error::DeviceUnavailable if self.faults[pending.node].has_failed() => {
                 self.unavailable_commands += 1;
                 if matches!(pending.kind, KvCommandKind::Get { .. } | KvCommandKind::Exist) {
                     self.histories[pending.node].mark_not_executed(pending.id);
@@ -375,7 +375,7 @@ impl KvWorkload {
                 self.rejected_commands += 1;
                 self.scans.end(number);
             }
-            Error::DeviceUnavailable if self.faults[pending.node].hung_operations() > 0 => {
+            Error::DeviceUnavailable if self.faults[pending.node].has_failed() => {
                 self.scans.end(number);
             }
             other => return Err(format!("unexpected error of {step:?}: {other}")),

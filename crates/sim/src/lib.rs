@@ -18,7 +18,7 @@
 //! - [`etcd`]: a double of etcd, with faults of its own.
 //! - [`nodes_scenario`]: the plan of a simulation with many nodes. [`memory_scenario`]: with keys in memory.
 //!   [`ordered_scenario`]: with the ordered engine; [`tree_plan`]: its sizes. [`log_scenario`]: with the log engine; [`log_plan`]: its sizes.
-//!   [`devices_scenario`]: with a volume on several devices. `disk_replacement`: another disk for one that hangs.
+//!   [`devices_scenario`]: with a volume on several devices. `disk_replacement`: another disk for one that has failed. `disk_addition`: one more. `disk_changes`: both, by the runner.
 //! - [`engine_plan`]: the engine of a node. [`engine_work`]: its background work; [`engine_worker`]: begins that at random times.
 //! - [`scans`]: scans of clients, and the checks of their pairs.
 //! - [`parallel_core`]: a core that acts in the middle of an iteration of another.
@@ -28,6 +28,8 @@
 pub mod blocks;
 pub mod clients;
 pub mod devices_scenario;
+mod disk_addition;
+mod disk_changes;
 mod disk_replacement;
 mod draw;
 pub mod engine_plan;

@@ -67,6 +67,8 @@ pub struct KvNodeUnderTest {
     pub(crate) storages: Vec<SimStorage>,
     /// The number of each storage among the disks that faults name: one that replaced another has a number of its own.
     pub(crate) numbers: Vec<usize>,
+    /// A disk of which the addition has not come to its end.
+    pub(crate) aside: Option<SimStorage>,
     /// Disks that were replaced, with the index of those in their places.
     pub(crate) retired: Vec<(usize, SimStorage)>,
     /// The order in which the storages are given to the node, another one at each recovery.
@@ -129,7 +131,7 @@ impl KvNodeUnderTest {
         let storages = (0..plan.devices).map(storage).collect();
         let (order, random) = (RefCell::new((0..plan.devices).collect()), RefCell::new(Prng::new(7)));
         let (numbers, retired) = ((0..plan.devices).collect(), Vec::new());
-        KvNodeUnderTest { sim_node, storages, numbers, retired, order, random, running: None }
+        KvNodeUnderTest { sim_node, storages, numbers, aside: None, retired, order, random, running: None }
     }
 
     /// Format of the volume.

@@ -72,7 +72,8 @@ fn choose_nodes(phase: &mut Phase, random: &mut Prng) {
             | FaultKind::SlowLink { node, .. }
             | FaultKind::SlowDisk { node, .. }
             | FaultKind::DiskErrors { node, .. }
-            | FaultKind::HangDisk { node, .. } => *node = random.below(NODES as u64) as usize,
+            | FaultKind::HangDisk { node, .. }
+            | FaultKind::PullDisk { node, .. } => *node = random.below(NODES as u64) as usize,
             FaultKind::ClientHostCrash { .. } | FaultKind::Pause { .. } | FaultKind::ClockDrift { .. } => {}
         }
     }

@@ -126,10 +126,16 @@ pub struct KvScenarioPlan {
 }
 
 impl KvScenarioPlan {
-    /// Whether a disk hangs in a phase: commands may wait for longer than their hosts do.
-    pub fn has_hung_disk(&self) -> bool {
-        let mut faults = self.phases.iter().flat_map(|phase| &phase.faults);
-        faults.any(|fault| matches!(fault.kind, FaultKind::HangDisk { .. }))
+    /// Whether a disk fails in a phase, or operations of one: if it hangs, commands may wait for longer than their hosts do.
+    pub fn has_failing_disk(&self) -> bool {
+        let fails = |fault: &ScheduledFault| {
+            let kind = fault.kind;
+            matches!(
+                kind,
+                FaultKind::HangDisk { .. } | FaultKind::PullDisk { .. } | FaultKind::DiskErrors { .. }
+            )
+        };
+        self.phases.iter().flat_map(|phase| &phase.faults).any(fails)
     }
 }
 
@@ -186,6 +192,8 @@ pub struct NodePlan {
     pub has_parallel_core: bool,
     /// Whether an operator replaces a disk of several that has failed.
     pub replaces_disks: bool,
+    /// After how many completed commands an operator adds a disk to several, in ascending order; `u64::MAX` for never.
+    pub additions: [u64; 2],
     /// The swap region of each of several disks, in bytes; 0 for none.
     pub swap_bytes: u64,
     /// The commands in flight by which a disk has to exceed another before its puts are swapped.
@@ -343,7 +351,14 @@ pub enum FaultKind {
     HangDisk {
         /// Node.
         node: usize,
-        /// Which of its disks.
+        /// Which of its disks: a number of the plan, or behind these of the disks that are added.
+        disk: usize,
+    },
+    /// One of the disks of a node is pulled: every operation that begins fails, executed or not, until the node is started again. The phase has to end as with [`FaultKind::HangDisk`].
+    PullDisk {
+        /// Node.
+        node: usize,
+        /// As above.
         disk: usize,
     },
 }

@@ -117,6 +117,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         is_in_memory: false,
         has_parallel_core: false,
         replaces_disks: false,
+        additions: [u64::MAX; 2],
         swap_bytes: 0,
         swap_gap: 0,
         put_tokens: 0,

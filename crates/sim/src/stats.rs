@@ -65,10 +65,16 @@ pub struct ScenarioStats {
     pub log: LogWorkStats,
     /// Device operations failed by injected errors.
     pub device_errors: u64,
-    /// Device operations of disks that hung, which did not complete.
+    /// Device operations of disks that hung, which did not complete, or of disks that were pulled.
     pub hung_operations: u64,
     /// Disks of several that were replaced while their node served.
     pub disks_replaced: u64,
+    /// Disks that were added to several while their node served, and to which partitions have moved.
+    pub disks_added: u64,
+    /// Crashes while a disk was added, before every core had it.
+    pub additions_cut: u64,
+    /// Crashes while partitions moved: while keys were copied, while the map was changed, and while keys were deleted where they had been.
+    pub moves_cut: [u64; 3],
     /// Commands that failed since the device of their key was not available.
     pub unavailable_commands: u64,
     /// Accesses to memory in place: by commands that end at once.

@@ -1,8 +1,8 @@
 //! Each bug injected into volumes on several devices is found within a bounded number of seeds.
 
-use crate::injected_bugs::assert_found;
+use crate::injected_bugs::{assert_found, assert_found_among};
 use octokv_engine::bug_injection::InjectedBug;
-use octokv_sim::{Scenario, run_seed};
+use octokv_sim::{Scenario, ScenarioStats, run_seed};
 
 #[test]
 fn devices_that_are_not_told_apart_are_found() {
@@ -67,6 +67,58 @@ fn an_operation_that_has_its_tokens_and_is_not_woken_is_found() {
 #[test]
 fn an_opening_that_forgets_swapped_keys_is_found() {
     assert_found(InjectedBug::SwapForgetRegion, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_put_of_a_moving_key_that_its_destination_lacks_is_found() {
+    assert_found(InjectedBug::MoveSkipDualPut, Scenario::Devices, 60);
+}
+
+#[test]
+fn a_delete_of_a_moving_key_that_its_destination_lacks_is_found() {
+    assert_found(InjectedBug::MoveSkipDualDelete, Scenario::Devices, 60);
+}
+
+#[test]
+fn keys_that_moved_and_are_listed_twice_are_found() {
+    assert_found(InjectedBug::MoveListLeftOver, Scenario::Devices, 20);
+}
+
+#[test]
+fn keys_that_are_deleted_before_their_new_place_is_durable_are_found() {
+    assert_found(InjectedBug::MoveDeleteEarly, Scenario::Devices, 60);
+}
+
+#[test]
+fn copied_keys_of_which_no_superblock_knows_are_found() {
+    // The first of all seeds is the 114th.
+    assert_found_among(InjectedBug::MoveForgetNote, Scenario::Devices, 100..120);
+}
+
+#[test]
+fn a_copy_that_replaces_what_was_written_meanwhile_is_found() {
+    // The first of all seeds is the 389th: the read of a copy has to be late while its key is written, and the copy has to be one of the last.
+    assert_found_among(InjectedBug::MoveCopyUnlocked, Scenario::Devices, 380..400);
+}
+
+#[test]
+fn a_write_with_a_map_of_two_changes_ago_is_found() {
+    assert_found(InjectedBug::MoveForgetFormer, Scenario::Devices, 60);
+}
+
+#[test]
+fn disks_are_added_beside_crashes_and_failures_and_partitions_move() {
+    let mut sum = ScenarioStats::default();
+    for seed in 300..360 {
+        let stats =
+            run_seed(seed, Scenario::Devices, false).unwrap_or_else(|message| panic!("{seed}: {message}"));
+        sum.disks_added += stats.disks_added;
+        sum.additions_cut += stats.additions_cut;
+        (0..3).for_each(|stage| sum.moves_cut[stage] += stats.moves_cut[stage]);
+    }
+    let ScenarioStats { disks_added, additions_cut, moves_cut, .. } = sum;
+    assert!(disks_added >= 15 && additions_cut >= 2, "{disks_added} disks added, {additions_cut} cut");
+    assert!(moves_cut.iter().all(|&cut| cut > 0), "crashes in moves: {moves_cut:?}");
 }
 
 #[test]

@@ -226,7 +226,8 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
 
     async fn flush(&self) -> Result<(), EngineError> {
         if bug_injection::is_injected(InjectedBug::SpanFlushOne) {
-            return self.core.member(0)?.engine().flush().await;
+            let placed = self.core.member(0)?;
+            return placed.engine().flush().await.map_err(|error| placed.engine_error(error));
         }
         self.core.on_all(async |engine| engine.flush().await).await?;
         self.core.flush_regions().await
