@@ -1,6 +1,6 @@
 //! A volume of the log engine of which 90 % of all chunks live takes overwrites at random, beside its maintenance, without ever being out of space.
 //!
-//! `OCTOKV_LOG_OVERWRITE_MIB` is the size of the device, 4 MiB if it is not set, and `OCTOKV_LOG_OVERWRITE_VALUE_BYTES` that of a value, 1 KiB. `make log-overwrites` has 64 MiB,
+//! `OCTOKV_LOG_OVERWRITE_MIB` is the size of the device, 4 MiB if it is not set, `OCTOKV_LOG_OVERWRITE_VALUE_BYTES` that of a value, 1 KiB, and `OCTOKV_LOG_OVERWRITE_CHUNK_KIB` that of a chunk, 8 KiB. `make log-overwrites` has 64 MiB,
 //! and values of 256 B, too.
 
 use crate::common::log_background::LogBackground;
@@ -68,7 +68,7 @@ fn overwrite(value_bytes: usize) {
     // The shortest chunks: so the capacity, which a small number of chunks makes smaller, is above what lives.
     let format = FormatConfig {
         partitions: (mib / 32).clamp(1, 8) as u16,
-        chunk_bytes: Some(8 << 10),
+        chunk_bytes: Some((number_of("OCTOKV_LOG_OVERWRITE_CHUNK_KIB", 8) as u32) << 10),
         value_bytes_max: 4_096,
         ..LogFixture::default().format
     };

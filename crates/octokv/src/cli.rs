@@ -197,7 +197,7 @@ pub struct ServeArgs {
     /// Format, engine log: stores of the volume, each with a part of the keys; halved while there are fewer than 16 chunks for each.
     #[arg(long, value_name = "COUNT")]
     pub partitions: Option<u16>,
-    /// Format, engine log: bytes of a chunk, a power of two up to 16MiB, or `auto`: by the device's size and the longest value.
+    /// Format, engine log: bytes of a chunk, a power of two up to 16MiB, raised to 64 units, or `auto`: by the device's size and the longest value.
     #[arg(long, value_name = "SIZE")]
     pub chunk_bytes: Option<UnitSetting>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a

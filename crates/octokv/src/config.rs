@@ -13,6 +13,7 @@ use crate::size::{PrefetchSetting, RateSetting, Size, UnitSetting};
 use octokv_admin::DeviceNames;
 use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_base::Nanos;
+use octokv_engine::log::format::configured_chunk_bytes;
 use octokv_engine::lsm::prefetch_degree::{DEGREE_MAX, PrefetchMode};
 use octokv_engine::{EngineKind, FormatConfig, HashKind, TreeOptions};
 use octokv_node::{DeviceConfig, ExistingDataPolicy, NodeConfig};
@@ -482,7 +483,7 @@ impl ConfigFile {
             inline_bytes_max: self.inline_bytes_max.0 as u32,
             swap_bytes: self.swap_bytes.0,
             partitions: self.partitions,
-            chunk_bytes: self.chunk_bytes.0,
+            chunk_bytes: self.chunk_bytes.0.map(|bytes| configured_chunk_bytes(bytes, self.unit.0)),
             ..defaults.format
         };
         let namespaces = self

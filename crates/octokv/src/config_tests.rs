@@ -102,6 +102,11 @@ fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
     assert_eq!(of(&parse_text("").unwrap()), (EngineKind::Hash, 32, None));
     let mut config = parse_text("engine = \"log\"\npartitions = 7\nchunk_bytes = \"1MiB\"").unwrap();
     assert_eq!(of(&config), (EngineKind::Log, 7, Some(1 << 20)));
+    // At least 64 units: of 4 KiB, or of those that are configured.
+    for (unit, chunk_bytes) in [("auto", 256 << 10), ("4KiB", 256 << 10), ("512", 32 << 10)] {
+        let text = format!("engine = \"log\"\nunit = \"{unit}\"\nchunk_bytes = \"16KiB\"");
+        assert_eq!(of(&parse_text(&text).unwrap()).2, Some(chunk_bytes), "units of {unit}");
+    }
     let chunk_bytes = Some("auto".parse().unwrap());
     config.apply_flags(&ServeArgs { partitions: Some(9), chunk_bytes, ..ServeArgs::default() });
     assert_eq!(of(&config), (EngineKind::Log, 9, None));

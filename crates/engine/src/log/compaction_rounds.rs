@@ -428,9 +428,11 @@ impl LogCore {
         let unit_bytes = u64::from(layout.unit_bytes);
         // The images of a key log are counted.
         let keys = self.contents_of(&state.keys, passed, 0);
-        // Each round leaves a marker, which is garbage: what a pass over the whole log leaves is none that compacting it frees.
-        let of_markers = MARKERS_PER_ROUND * unit_bytes * keys.chunks;
-        let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(of_markers), ..keys };
+        // Each round leaves a marker, and the end of a chunk that the next image did not fit: what a pass over the whole log leaves is none that compacting it
+        // frees. With longer images than a unit such an end is shorter than an image, and nearly as long at most.
+        let end_units = keys.amount.div_ceil(keys.records.max(1)).saturating_sub(1);
+        let left_bytes = (MARKERS_PER_ROUND + end_units) * unit_bytes * keys.chunks;
+        let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(left_bytes), ..keys };
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
         let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
         let values = self.contents_of(&state.values, passed, live_granules);

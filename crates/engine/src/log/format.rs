@@ -69,6 +69,12 @@ pub fn choose_layout(
     choose_chunks(device, config)
 }
 
+/// The bytes of a chunk for a configured number, which is raised to 64 units: those of `unit_bytes`, or the longest, if the format chooses them. With fewer, the
+/// ends of key chunks and their markers are more than the reserve allows for, and a volume that is nearly full may stand still (decision 0028).
+pub fn configured_chunk_bytes(chunk_bytes: u32, unit_bytes: Option<u32>) -> u32 {
+    chunk_bytes.max(CHUNK_UNITS_LEAST * unit_bytes.unwrap_or(LARGE_UNIT_BYTES))
+}
+
 /// What a layout depends on besides the bytes of a chunk.
 #[derive(Clone, Copy)]
 struct LayoutInput {

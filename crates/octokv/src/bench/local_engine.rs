@@ -10,6 +10,7 @@ use octokv_bench::baselines::{BaselineKind, EmbeddedOptions};
 use octokv_bench::local_engine::{LocalEngine, LocalVolumeConfig};
 use octokv_bench::workload::WorkloadOp;
 use octokv_bench::{BenchConfig, SystemUnderTest, Workload};
+use octokv_engine::log::format::configured_chunk_bytes;
 use octokv_engine::log::log_layout::CHUNK_BYTES_MAX;
 use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, WallClock};
 use octokv_node::{NodeConfig, default_compact_bytes_per_second};
@@ -58,7 +59,7 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         value_bytes_max: defaults.value_bytes_max.max(value_bytes_max),
         unit_bytes,
         partitions,
-        chunk_bytes,
+        chunk_bytes: chunk_bytes.map(|bytes| configured_chunk_bytes(bytes, unit_bytes)),
         seed: process::random_u64().context("random numbers for a format")?,
         ..defaults
     };
