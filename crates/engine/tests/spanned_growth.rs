@@ -355,6 +355,31 @@ fn a_device_that_replaces_the_destination_of_a_move_knows_what_is_copied_to_it()
 }
 
 #[test]
+fn writes_of_a_move_do_not_wait_for_the_format_of_a_further_device() {
+    let fixture = SpannedFixture::new(EngineKind::Hash);
+    let mut devices = filled(&fixture, 3);
+    devices.extend(blank(1));
+    let mut growing = grown(&fixture, &devices);
+    while growing.spanned().move_stage() != MoveStage::Copy {
+        growing.step();
+    }
+    let plan = FaultPlan::default();
+    plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Hang));
+    devices.push(Rc::new(FaultDevice::new(blank(1).remove(0), plan.clone())));
+    let (volume, open, format) = (growing.volume.clone(), fixture.open_config(), fixture.format.clone());
+    growing.tasks.add(async move {
+        let added = volume.add(&devices, &pool(), (&open, &format), |_| {}).await;
+        panic!("its format has ended: {added:?}");
+    });
+    for _ in 0..1_000 {
+        growing.step();
+        growing.write().expect("no fault");
+    }
+    assert_eq!(growing.moved(), 0, "a map is written beside the format");
+    (0..KEYS).for_each(|number| growing.check(number));
+}
+
+#[test]
 fn a_device_that_cannot_take_partitions_leaves_them_where_they_are() {
     let fixture = SpannedFixture::new(EngineKind::Log);
     let mut devices = filled(&fixture, 3);

@@ -37,7 +37,7 @@ fn every_drive_takes_its_part_of_uniform_gets_and_results_repeat() {
     assert_eq!(rates(&stats), rates(&again));
     assert_eq!((stats.drives.len(), stats.requests()), (4, 4_000.0));
     assert!((1.0..1.1).contains(&stats.imbalance()), "{}", stats.imbalance());
-    // Two commands of 1.01 us a get, without the recent images of the cores.
+    // At most two commands of 1.01 us a get: a segment in memory saves one.
     let core_us = stats.core_seconds_per_request() * 1e6;
     assert!((1.0..2.2).contains(&core_us), "{core_us}");
 }
@@ -52,7 +52,6 @@ fn every_workload_runs_and_the_open_loop_keeps_its_rate() {
         let open = node.run(load(workload, NodeArrivals::OneIn(one_in))).unwrap();
         let part = open.per_second() / closed.per_second();
         assert!((0.22..0.28).contains(&part), "{name}: {part}");
-        assert!(open.percentile_us(999) >= open.percentile_us(990), "{name}");
     }
 }
 

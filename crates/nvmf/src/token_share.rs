@@ -12,7 +12,7 @@
 //! - **Window**: the tokens that a controller may have outstanding on a device. Not tokens to send: the responses of a batch arrive together, and each would grant the same tokens again.
 //! - **Active**: a controller with commands on the device. Active controllers share its *capacity* by weight. Shares of the free tokens would be smaller than one
 //!   command when many hosts compete: each would then have one in flight, and engines could not commit in groups.
-//! - **Unused shares** are divided, by weight, among the controllers that use up their own.
+//! - **Unused shares** are divided, by weight, among the backlogged controllers: those that use up their own.
 //!
 //! Windows only bound what a host sends. The node's fair queue decides which request is next on a core, and the queue of the device executes them in that order.
 //!
@@ -34,9 +34,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The most tokens that a completion has.
 const TOKENS_MAX: u64 = u16::MAX as u64;
 
-/// The commands for which a controller counts as one that uses up its part, after one with which the next would have exceeded it: commands of a group
+/// The commands for which a controller counts as backlogged, after one with which the next would have exceeded its share: commands of a group
 /// end together, so that it has few in flight then.
-const HUNGRY_COMMANDS: u16 = 1024;
+const BACKLOGGED_COMMANDS: u16 = 1024;
 
 /// A command on a key, by which its cost is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,8 +86,8 @@ pub struct TokenShares {
 struct DeviceShares {
     /// The sum of their weights.
     weight: u64,
-    /// The sum of the weights of those that use up their parts.
-    hungry_weight: u64,
+    /// The sum of the weights of the backlogged ones.
+    backlogged_weight: u64,
     active: BTreeMap<u16, ActiveController>,
 }
 
@@ -96,13 +96,13 @@ struct ActiveController {
     weight: u32,
     commands: u32,
     tokens: u64,
-    /// The commands to begin until it is no more one that uses up its part.
-    hungry_for: u16,
+    /// The commands to begin until it is no more backlogged.
+    backlogged_for: u16,
 }
 
 impl ActiveController {
-    fn hungry_weight(&self) -> u64 {
-        if self.hungry_for > 0 { self.weight.into() } else { 0 }
+    fn backlogged_weight(&self) -> u64 {
+        if self.backlogged_for > 0 { self.weight.into() } else { 0 }
     }
 }
 
@@ -111,13 +111,13 @@ impl DeviceShares {
     fn update(&mut self, controller: u16, change: impl FnOnce(&mut ActiveController, u64)) {
         let own = self.active.entry(controller).or_default();
         self.weight -= u64::from(own.weight);
-        self.hungry_weight -= own.hungry_weight();
+        self.backlogged_weight -= own.backlogged_weight();
         change(own, self.weight);
         self.weight += u64::from(own.weight);
-        self.hungry_weight += own.hungry_weight();
+        self.backlogged_weight += own.backlogged_weight();
         if own.commands == 0 {
             self.weight -= u64::from(own.weight);
-            self.hungry_weight -= own.hungry_weight();
+            self.backlogged_weight -= own.backlogged_weight();
             self.active.remove(&controller);
         }
     }
@@ -161,7 +161,8 @@ impl TokenShares {
             own.commands += 1;
             own.tokens += u64::from(tokens);
             let uses_up = own.tokens + u64::from(tokens) > part_of(capacity, owner.weight, others);
-            own.hungry_for = if uses_up { HUNGRY_COMMANDS } else { own.hungry_for.saturating_sub(1) };
+            own.backlogged_for =
+                if uses_up { BACKLOGGED_COMMANDS } else { own.backlogged_for.saturating_sub(1) };
         });
         Some(TokenHold { shares: Arc::clone(self), controller: owner.controller, device, tokens })
     }
@@ -172,10 +173,10 @@ impl TokenShares {
         let shares = shares.lock();
         let own = shares.active.get(&owner.controller).copied().unwrap_or_default();
         let others = shares.weight - u64::from(own.weight);
-        let hungry_others = shares.hungry_weight - own.hungry_weight();
+        let backlogged_others = shares.backlogged_weight - own.backlogged_weight();
         drop(shares);
         let part = part_of(self.source.capacity(device), owner.weight, others);
-        let of_free = part_of(self.source.free_tokens(device), owner.weight, hungry_others);
+        let of_free = part_of(self.source.free_tokens(device), owner.weight, backlogged_others);
         part.max(own.tokens + of_free).min(TOKENS_MAX) as u32
     }
 

@@ -197,7 +197,7 @@ pub struct ServeArgs {
     /// Format, engine log: stores of the volume, each with a part of the keys; halved while there are fewer than 16 chunks for each.
     #[arg(long, value_name = "COUNT")]
     pub partitions: Option<u16>,
-    /// Format, engine log: bytes of a chunk, a power of two up to 16MiB, raised to 64 units, or `auto`: by the device's size and the longest value.
+    /// Format, engine log: bytes of a chunk, a power of two up to 16MiB; less than 64 units is raised to that (32KiB with --unit 512, 256KiB with --unit auto or 4096); or `auto`: by the device's size and the longest value.
     #[arg(long, value_name = "SIZE")]
     pub chunk_bytes: Option<UnitSetting>,
     /// Format: allocation unit in bytes, 512 to 4096, or `auto`: the disk's physical block, or the file system's of a
@@ -509,7 +509,7 @@ pub struct BenchArgs {
     /// With local-engine --engine log: stores of a new volume [default: 32].
     #[arg(long, value_name = "COUNT")]
     pub partitions: Option<u16>,
-    /// With local-engine --engine log: bytes of a chunk of a new volume, or `auto` [default: auto].
+    /// With local-engine --engine log: bytes of a chunk of a new volume, at least 64 units (256KiB with --unit auto), or `auto` [default: auto].
     #[arg(long, value_name = "SIZE")]
     pub chunk_bytes: Option<UnitSetting>,
     /// With local-engine: allocation unit of a new volume in bytes, 512 to 4096, or `auto` [default: auto].

@@ -22,7 +22,7 @@ use octokv_base::Nanos;
 /// The tokens of a Get of up to 4 KiB.
 pub const GET_TOKENS: u32 = 16;
 /// The greatest factor by which measurement changes a starting cost, up or down.
-pub const COST_FACTOR_MAX: f64 = 8.0;
+const COST_FACTOR_MAX: f64 = 8.0;
 /// Bytes for which a command is charged once more (ReFlex charges by 4 KiB).
 const CHARGED_BYTES: usize = 4096;
 /// The part of the difference between a round's length and its prediction that one round corrects. Half of it

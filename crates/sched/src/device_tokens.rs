@@ -31,7 +31,7 @@
 //! recognized by a decrease that does not shorten its latency by a tenth, one that became faster by its floor, which is
 //! renewed at once.
 //!
-//! Invariants: the capacity is within [`CAPACITY_MIN`] and [`CAPACITY_MAX`]; an idle device takes any command; active
+//! Invariants: the capacity is within [`CAPACITY_MIN`] and 2048 Gets; an idle device takes any command; active
 //! cost is that of the commands that have begun and not ended. Tests below.
 
 use crate::command_costs::{CostKind, GET_TOKENS, MeasuredCosts, StartingCosts};
@@ -40,11 +40,11 @@ use octokv_base::Nanos;
 /// The least capacity: four Gets.
 pub const CAPACITY_MIN: u32 = 4 * GET_TOKENS;
 /// The greatest capacity, 2048 Gets; a number of tokens has 16 bits.
-pub const CAPACITY_MAX: u32 = 2048 * GET_TOKENS;
+const CAPACITY_MAX: u32 = 2048 * GET_TOKENS;
 /// The first capacity: at 32 in flight an NVMe device comes near its throughput, as [`crate::SchedConfig::in_flight`].
 const CAPACITY_FIRST: u32 = 32 * GET_TOKENS;
 /// The least number of commands of a round.
-pub const ROUND_COMMANDS_MIN: u32 = 32;
+const ROUND_COMMANDS_MIN: u32 = 32;
 /// The commands of one sample of a floor: with latencies that vary as much as their mean, the lowest of 64 samples is
 /// 0.6 of it, and the bound of two floors still above it.
 pub const FLOOR_COMMANDS: u32 = 32;

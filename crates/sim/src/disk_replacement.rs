@@ -14,8 +14,8 @@ use octokv_engine::{AnyVolume, OpenError, Volume};
 use octokv_node::control::replace_on_cores;
 use octokv_node::{CoreNamespace, NamespaceVolume};
 
-/// The number of the first disk that replaces another: higher than those of the plan and of added ones.
-const FIRST_REPLACED: usize = 64;
+/// Disks that replace others have the numbers above this one, which is higher than those of the plan and of added disks.
+const REPLACED_ABOVE: usize = 64;
 
 impl KvNodeUnderTest {
     /// The place of a device that has failed, in the list that the running node has.
@@ -46,7 +46,7 @@ impl KvNodeUnderTest {
         let (slot, sim) = (self.order.borrow()[at], self.sim_node.sim.clone());
         let storage = SimStorage::new(&sim, self.sim_node.host, self.sim_node.plan.disk, false);
         self.retired.push((slot, std::mem::replace(&mut self.storages[slot], storage)));
-        self.numbers[slot] = FIRST_REPLACED + self.retired.len();
+        self.numbers[slot] = REPLACED_ABOVE + self.retired.len();
         let Some(running) = &mut self.running else { return Ok(()) };
         let (volume, namespace) = (running.volume.clone(), running.namespace.get());
         let new = self.sim_node.device(&self.storages[slot], self.numbers[slot]);

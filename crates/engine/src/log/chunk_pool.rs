@@ -225,7 +225,7 @@ impl ChunkPool {
 
     /// The units of a key chunk in which images lie.
     pub fn image_units(&self) -> u32 {
-        self.sizes.units - MARKER_UNITS
+        self.sizes.image_units()
     }
 
     /// The number of chunks.
@@ -399,8 +399,8 @@ impl ChunkPool {
         }
     }
 
-    /// Notes that compaction has moved granules out of a chunk that is not at the head of its log yet: that is no garbage of the log, which would be
-    /// compacted for it.
+    /// Notes that compaction has moved granules out of a chunk. Until the head passes the chunk they are free and cannot be used again, and compacting the log
+    /// frees none of them sooner, so they do not count as its garbage. REQUIRES: the caller has the lock of the store.
     pub fn add_vacated(&self, chunk: ChunkNumber, granules: u32) {
         let former = self.sealed_part(chunk);
         self.vacated[chunk.0 as usize].fetch_add(granules, Ordering::Relaxed);

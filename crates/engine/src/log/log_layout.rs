@@ -56,6 +56,13 @@ pub struct ChunkSizes {
     pub granule_log2: u8,
 }
 
+impl ChunkSizes {
+    /// The units of a key chunk in which images lie.
+    pub fn image_units(&self) -> u32 {
+        self.units - MARKER_UNITS
+    }
+}
+
 /// The regions of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLayout {
@@ -113,7 +120,7 @@ impl LogLayout {
 
     /// The units of a key chunk in which images lie.
     pub fn image_units(&self) -> u32 {
-        self.chunk_units - MARKER_UNITS
+        self.chunk_sizes().image_units()
     }
 
     /// The most buckets of a segment image: two of the longest images fit into a chunk, and a marker.

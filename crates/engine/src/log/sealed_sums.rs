@@ -1,5 +1,5 @@
 //! Sums over the sealed chunks of each log, kept up to date by each change of a chunk: the policy of compaction asks for them before each
-//! round, and a volume has up to 114,000 chunks.
+//! round, and a volume of 960 GB has 114,000 chunks.
 //!
 //! ```text
 //!   live contents of a chunk, and what compaction moved out of it ─▶ its part: chunks 1, records, amount, garbage bytes

@@ -30,8 +30,8 @@ use super::log_layout::{CHUNKS_MIN, STORE_CHUNKS_MIN, VALUES_IN_CHUNKS_MIN};
 /// The fewest chunks of garbage when writes wait.
 pub const GARBAGE_CHUNKS_MIN: u32 = 8;
 /// The ends of sealed chunks that nothing fits in are on average at most this part of them. REQUIRES of a value log: a record that
-/// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units: of the 64 of
-/// a chunk that a format chooses, the unit of a marker and half of an image of two are this part.)
+/// does not fit the rest of a chunk fills it and goes on in the next one, unless the rest is a smaller part. (Images are a few units: of the 64 that a
+/// chunk has at least, unless a test configures fewer, the unit of a marker and an end of one are this part.)
 pub const CHUNK_END_DIVISOR: u32 = 32;
 /// The chunks of a store that are neither full nor free: the tails of its logs, the chunks reserved behind them, and less than one that a
 /// record in extents leaves at the head of the value log when it moves.

@@ -448,7 +448,7 @@ fn count_values(changes: &[EntryChange], layout: &LogLayout, pool: &ChunkPool) -
     changes.iter().map(bytes_of).sum()
 }
 
-/// Notes that compaction has moved a record, which leaves space in chunks that are not at the head yet. REQUIRES: the caller has the lock of the store.
+/// Notes the granules that a moved record leaves in its old chunks. REQUIRES: the caller has the lock of the store.
 pub(super) fn note_vacated(old: &OldValue, layout: &LogLayout, pool: &ChunkPool) {
     // The places are of the device: a chunk may be none of the pool's.
     for (chunk, granules) in granules_of(old, layout).filter(|(chunk, _)| chunk.0 < pool.chunks()) {

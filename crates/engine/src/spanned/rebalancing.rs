@@ -25,6 +25,7 @@ use super::ring_merge::ListOrder;
 use super::shared_map::{MapState, MovingWrites, PartitionMove, SharedMap};
 use super::superblock::SpanSuperblock;
 use crate::bug_injection::{self, InjectedBug};
+use crate::common::shared_lock::SharedLockGuard;
 use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::{Engine, EngineError, OpenError, ScanEntry, VolumePlace};
 use futures_util::future::join_all;
@@ -221,12 +222,11 @@ impl<E: Engine> SpannedCore<E> {
             self.end_move(handle, |_| ()).await;
             return Err(failure);
         }
-        let mut frozen = Frozen { shared: &self.shared.map, is_thawed: false };
-        self.change_map(handle, |state| state.writes = MovingWrites::Wait).await;
         if bug_injection::is_injected(InjectedBug::MoveDeleteEarly) {
             self.delete_left_over(from, partitions, handle).await?;
         }
-        let outcome = self.write_maps(&moving, &members).await;
+        let (mut frozen, turn) = self.freeze_writes(handle).await;
+        let outcome = self.write_maps(&moving, &members, turn).await;
         match outcome {
             Ok(()) => {
                 let moved = |state: &mut MapState| {
@@ -248,14 +248,29 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Writes the map of a move to the superblocks of all devices that serve. REQUIRES: no write of its partitions runs.
+    /// Lets the writes of a move's partitions wait, and returns with the lock of the structure when none of them runs any more. They never wait for the lock, which a
+    /// device that is formatted meanwhile has for long; nor does the lock wait for operations, one of which may need the replacement of a device to end.
+    async fn freeze_writes(&self, handle: &ReactorHandle) -> (Frozen<'_>, SharedLockGuard<'_>) {
+        loop {
+            drop(self.shared.structure.exclude().await);
+            let mut frozen = Frozen { shared: &self.shared.map, is_thawed: false };
+            self.change_map(handle, |state| state.writes = MovingWrites::Wait).await;
+            if let Some(turn) = self.shared.structure.try_exclude() {
+                return (frozen, turn);
+            }
+            frozen.is_thawed = true;
+            self.change_map(handle, |state| state.writes = MovingWrites::Both).await;
+        }
+    }
+
+    /// Writes the map of a move to the superblocks of all devices that serve. REQUIRES: no write of its partitions runs; `_turn` is the lock of the structure.
     async fn write_maps(
         &self,
         moving: &PartitionMove,
         (from, to): &(PlacedMember<E>, PlacedMember<E>),
+        _turn: SharedLockGuard<'_>,
     ) -> Result<(), NotMoved> {
         let planned = &moving.planned;
-        let _turn = self.shared.structure.exclude().await;
         let before = |failure| NotMoved { failure, numbers: Some(0) };
         let is_same = |device, placed: &PlacedMember<E>| {
             let now = self.member(device);

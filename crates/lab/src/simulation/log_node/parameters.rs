@@ -2,7 +2,7 @@
 //! [`crate::simulation::log_store::parameters`].
 //!
 //! A number is *the paper's* (by section or figure) or *our choice*, where its text states none. All were committed before the first run of a
-//! figure.
+//! figure; the requests of a load were reduced afterwards (docs/REPRODUCTION.md).
 
 use octokv_device::ssd_model::DriveProfile;
 use octokv_engine::spanned::SWAP_UNIT_BYTES;
@@ -23,7 +23,7 @@ pub const NODE_DEPTH_MAX: usize = 4_096;
 pub const SWAP_DEPTH: usize = 1_024;
 /// Requests in flight besides, with the largest skew. Our choice.
 pub const SWAP_DEPTHS: [usize; 4] = [64, 256, SWAP_DEPTH, NODE_DEPTH_MAX];
-/// Gaps of commands in flight besides that of a node, with the largest skew. Our choice.
+/// Gaps of commands in flight besides that of a node, each with all skews; not in a quick run. Our choice.
 pub const SWAP_GAPS: [u32; 2] = [16, 256];
 /// Issuing rates of Fig. 6 and 14, in percent of the throughput in a closed loop. Our choice of points.
 pub const RATE_PERCENTS: [u32; 5] = [20, 40, 60, 80, 95];
