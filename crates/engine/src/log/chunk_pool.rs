@@ -146,11 +146,15 @@ impl ChunkCell {
         ChunkWord::unpack(self.word.load(Ordering::Acquire))
     }
 
-    /// Changes the word by `change`, and gives the former one.
-    fn update(&self, mut change: impl FnMut(ChunkWord) -> ChunkWord) -> ChunkWord {
-        let change = |word| Some(change(ChunkWord::unpack(word)).pack());
+    /// Changes the word by `change`, and gives the former one and the new one.
+    fn update(&self, mut change: impl FnMut(ChunkWord) -> ChunkWord) -> (ChunkWord, ChunkWord) {
+        let mut next = ChunkWord::FREE;
+        let change = |word| {
+            next = change(ChunkWord::unpack(word));
+            Some(next.pack())
+        };
         let former = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-        ChunkWord::unpack(former.unwrap_or_else(|word| word))
+        (ChunkWord::unpack(former.unwrap_or_else(|word| word)), next)
     }
 }
 
@@ -295,7 +299,7 @@ impl ChunkPool {
         self.vacated[chunk.0 as usize].store(0, Ordering::Relaxed);
         let live = Some(LiveContents::default());
         let word = ChunkWord { state: ChunkState::Open, kind: owner.kind, live };
-        let former = cell.update(|_| word);
+        let (former, _) = cell.update(|_| word);
         assert!(former.state.may_become(ChunkState::Open), "{chunk:?}: {:?} to Open", former.state);
     }
 
@@ -339,8 +343,8 @@ impl ChunkPool {
         self.pinned.fetch_add(u32::from(state == ChunkState::Pinned), Ordering::AcqRel);
         let cell = self.cell(chunk);
         cell.owner.store(pack_owner(owner), Ordering::Release);
-        let former = cell.update(|_| ChunkWord { state, kind: owner.kind, live });
-        self.note_change(chunk, former);
+        let change = cell.update(|_| ChunkWord { state, kind: owner.kind, live });
+        self.note_change(chunk, change);
         true
     }
 
@@ -384,7 +388,7 @@ impl ChunkPool {
     pub fn add_live(&self, chunk: ChunkNumber, records: i32, amount: i64) {
         let mut is_possible = false;
         if let Some(cell) = self.cells.get(chunk.0 as usize) {
-            let former = cell.update(|mut word| {
+            let change = cell.update(|mut word| {
                 is_possible = !matches!(word.state, ChunkState::Free | ChunkState::Reserved);
                 if let Some(live) = word.live.filter(|_| is_possible) {
                     word.live = changed_contents(live, records, amount);
@@ -392,7 +396,7 @@ impl ChunkPool {
                 }
                 word
             });
-            self.note_change(chunk, former);
+            self.note_change(chunk, change);
         }
         if !is_possible {
             self.note_miscount();
@@ -402,9 +406,10 @@ impl ChunkPool {
     /// Notes that compaction has moved granules out of a chunk. Until the head passes the chunk they are free and cannot be used again, and compacting the log
     /// frees none of them sooner, so they do not count as its garbage. REQUIRES: the caller has the lock of the store.
     pub fn add_vacated(&self, chunk: ChunkNumber, granules: u32) {
-        let former = self.sealed_part(chunk);
-        self.vacated[chunk.0 as usize].fetch_add(granules, Ordering::Relaxed);
-        self.replace_part(chunk, former);
+        let vacated = self.vacated[chunk.0 as usize].fetch_add(granules, Ordering::Relaxed);
+        let word = self.cell(chunk).load();
+        let part = |vacated| self.part_of(word, vacated);
+        self.replace_part(chunk, part(vacated), part(vacated.saturating_add(granules)));
     }
 
     /// What the sealed chunks of a log have together. REQUIRES: the caller has the lock of the store, as all changes of its chunks have.
@@ -414,35 +419,35 @@ impl ChunkPool {
 
     /// The part of a chunk in the sums of its log: none if it is not sealed.
     pub fn sealed_part(&self, chunk: ChunkNumber) -> SealedSums {
-        self.part_of(chunk, self.cell(chunk).load())
+        self.part_of(self.cell(chunk).load(), self.vacated[chunk.0 as usize].load(Ordering::Relaxed))
     }
 
     fn counters(&self, partition: u32, kind: LogKind) -> Option<&SealedCounters> {
         self.sealed.get(partition as usize).map(|logs| &logs[usize::from(kind == LogKind::Values)])
     }
 
-    fn part_of(&self, chunk: ChunkNumber, word: ChunkWord) -> SealedSums {
-        if word.state != ChunkState::Sealed {
-            return SealedSums::default();
+    fn part_of(&self, word: ChunkWord, vacated: u32) -> SealedSums {
+        match word.state {
+            ChunkState::Sealed => SealedSums::of_chunk(&self.sizes, word.kind, word.live, vacated),
+            _ => SealedSums::default(),
         }
+    }
+
+    fn note_change(&self, chunk: ChunkNumber, (former, next): (ChunkWord, ChunkWord)) {
         let vacated = self.vacated[chunk.0 as usize].load(Ordering::Relaxed);
-        SealedSums::of_chunk(&self.sizes, word.kind, word.live, vacated)
+        self.replace_part(chunk, self.part_of(former, vacated), self.part_of(next, vacated));
     }
 
-    fn note_change(&self, chunk: ChunkNumber, former: ChunkWord) {
-        self.replace_part(chunk, self.part_of(chunk, former));
-    }
-
-    /// Replaces the part of a chunk in the sums of its log by what it is now.
-    fn replace_part(&self, chunk: ChunkNumber, former: SealedSums) {
+    /// Replaces the part of a chunk in the sums of its log. Of one change, so that changes may be added in any order.
+    fn replace_part(&self, chunk: ChunkNumber, former: SealedSums, next: SealedSums) {
+        if next == former {
+            return;
+        }
         let cell = self.cell(chunk);
-        let word = cell.load();
-        let next = self.part_of(chunk, word);
-        if next != former {
-            let owner = unpack_owner(cell.owner.load(Ordering::Acquire), word.kind);
-            if let Some(counters) = self.counters(owner.partition, word.kind) {
-                counters.change(former, next);
-            }
+        let kind = cell.load().kind;
+        let owner = unpack_owner(cell.owner.load(Ordering::Acquire), kind);
+        if let Some(counters) = self.counters(owner.partition, kind) {
+            counters.change(former, next);
         }
     }
 
@@ -457,8 +462,9 @@ impl ChunkPool {
     }
 
     fn set_state(&self, chunk: ChunkNumber, next: ChunkState) {
-        let former = self.cell(chunk).update(|word| ChunkWord { state: next, ..word });
-        self.note_change(chunk, former);
+        let change = self.cell(chunk).update(|word| ChunkWord { state: next, ..word });
+        self.note_change(chunk, change);
+        let (former, _) = change;
         self.pinned.fetch_add(u32::from(next == ChunkState::Pinned), Ordering::AcqRel);
         self.pinned.fetch_sub(u32::from(former.state == ChunkState::Pinned), Ordering::AcqRel);
         assert!(former.state.may_become(next), "{chunk:?}: {:?} to {next:?}", former.state);

@@ -45,9 +45,13 @@ impl ChunkSizes {
 
     /// The bytes of a full chunk that compacting it frees. Its end, of which a part in [`CHUNK_END_DIVISOR`] is allowed for, is no garbage.
     pub fn garbage_bytes(&self, kind: LogKind, live: LiveContents) -> u64 {
-        let chunk_bytes = u64::from(self.units) * u64::from(self.unit_bytes);
-        let full_bytes = chunk_bytes - chunk_bytes / u64::from(CHUNK_END_DIVISOR);
+        let full_bytes = u64::from(self.units) * u64::from(self.unit_bytes) - self.end_bytes();
         full_bytes.saturating_sub(self.live_bytes(kind, live))
+    }
+
+    /// The bytes of a full chunk that are allowed for its end.
+    pub fn end_bytes(&self) -> u64 {
+        u64::from(self.units) * u64::from(self.unit_bytes) / u64::from(CHUNK_END_DIVISOR)
     }
 }
 
@@ -123,7 +127,9 @@ pub(super) struct SealedCounters([AtomicU64; FIELDS]);
 
 impl SealedCounters {
     pub(super) fn load(&self) -> SealedSums {
-        SealedSums::from_fields(self.0.each_ref().map(|sum| sum.load(Ordering::Relaxed)))
+        // Below zero only if an entry names a chunk of another store, whose lock the change does not have.
+        let load = |sum: &AtomicU64| sum.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned();
+        SealedSums::from_fields(self.0.each_ref().map(load))
     }
 
     /// Replaces the part of a chunk.

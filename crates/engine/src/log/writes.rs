@@ -267,7 +267,10 @@ impl LogCore {
         let layout = self.volume.layout();
         let old = image.find(entry.key).map_or(0, |old| old.encoded_bytes());
         let entry_bytes = image.entry_bytes() - old + entry.encoded_bytes();
-        image_units(entry_bytes, layout.unit_bytes).is_some_and(|chain| chain <= layout.chain_max())
+        // An image of an earlier version may be longer than a new one would become.
+        let chain_now = image_units(image.entry_bytes(), layout.unit_bytes).unwrap_or(0);
+        image_units(entry_bytes, layout.unit_bytes)
+            .is_some_and(|chain| chain <= layout.chain_max().max(chain_now))
     }
 
     /// [`Engine::delete_with`](crate::Engine::delete_with).

@@ -200,10 +200,11 @@ impl<E: Engine> SpannedCore<E> {
 
     async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {
         let PlannedMove { from, to, partitions } = planned;
-        let members = (self.member(from)?, self.member(to)?);
         let moving = Arc::new(PartitionMove::new(planned));
-        {
+        let members = {
             let _turn = self.shared.structure.exclude().await;
+            // Under the lock: a device that was replaced before does not get the note.
+            let members = (self.member(from)?, self.member(to)?);
             let note = |superblock: &mut SpanSuperblock| {
                 superblock.left_over = superblock.left_over.with(&partitions)
             };
@@ -216,7 +217,8 @@ impl<E: Engine> SpannedCore<E> {
                 state.left_over[to] = state.left_over[to].with(&partitions);
                 state.moving = Some(of_map);
             });
-        }
+            members
+        };
         self.wait_for_former(handle).await;
         if let Err(failure) = self.copy_partitions(&moving, handle).await {
             self.end_move(handle, |_| ()).await;
