@@ -366,7 +366,7 @@ fn writes_of_a_move_do_not_wait_for_the_format_of_a_further_device() {
     let plan = FaultPlan::default();
     plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Hang));
     devices.push(Rc::new(FaultDevice::new(blank(1).remove(0), plan.clone())));
-    let (volume, open, format) = (growing.volume.clone(), fixture.open_config(), fixture.format.clone());
+    let (volume, open, format) = (growing.volume.clone(), fixture.open_config(), fixture.format);
     growing.tasks.add(async move {
         let added = volume.add(&devices, &pool(), (&open, &format), |_| {}).await;
         panic!("its format has ended: {added:?}");
