@@ -31,7 +31,7 @@ pub struct FlowRequest<R> {
     pub request: R,
 }
 
-/// Flow-control state of one device: its window, and what is outstanding against it.
+/// Flow control of one device: the window in tokens, and the requests and tokens outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct DeviceFlow {
     /// The tokens that may be outstanding, as the last response had it.

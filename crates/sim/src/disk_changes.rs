@@ -1,7 +1,10 @@
 //! Changes of the disks of a volume on several, by the runner: one that has failed is replaced, and others are added.
 //!
-//! In: what is due. Out: the node with other disks, what the history has of lost keys, and the first violation. Invariants: the keys of a replaced disk are lost, unless they were moving from
-//! or to it, which the history leaves open; once all devices serve, moves end and partitions are balanced.
+//! In: the planned changes that are due. Out: the node with its new list of disks, deletions in the history for the keys that a replaced disk had, and the first violation.
+//!
+//! Invariants:
+//! - The keys of a replaced disk are lost. Of keys that were moving from or to it the history allows both outcomes.
+//! - Once all devices serve, every move ends, and partitions are balanced.
 
 use crate::draw::pick;
 use crate::history::CallId;

@@ -205,17 +205,17 @@ impl BatchBuilder<'_> {
     }
 }
 
-/// What is appended to a key log.
+/// An append to a key log.
 #[derive(Clone, Copy)]
 enum KeyAppend {
-    /// The image of a segment, of so many buckets.
-    Image {
-        chain: u8,
-    },
+    /// A segment image of `chain` buckets.
+    Image { chain: u8 },
+    /// An image without a segment, which states the heads of both logs.
     Marker,
 }
 
-/// The place of an append to the key log. The purposes that are allowed more are the floor of growth since its writer's pass.
+/// Allocates space at the tail of the key log: from the chunks of users, or from those reserved for other purposes if the writer needs more than its pass
+/// allowed for.
 fn append_to_keys(state: &mut StoreState, append: KeyAppend, volume: &LogVolume) -> Option<LogPlace> {
     let purposes =
         [ChunkPurpose::User, ChunkPurpose::Delete, ChunkPurpose::Compaction, ChunkPurpose::KeyCompaction];

@@ -495,8 +495,10 @@ impl LogCore {
         }
     }
 
-    /// What lives in all sealed chunks of a log but the first `passed`, in which so many units or granules are live. Each of those that are not counted has its
-    /// share of what is not in the others: were it the mean of these, which are few and full of new records after a recovery, all garbage would be hidden.
+    /// Live contents and garbage of the sealed chunks of a log, without the first `passed`. All sealed chunks together have `live_amount` live units or granules.
+    ///
+    /// Chunks whose live contents are not counted since a recovery get equal parts of `live_amount` less that of the counted ones. The mean of the counted chunks
+    /// would be too high: after a recovery they are few, and new, so nearly full of live data.
     fn contents_of(&self, log: &ChunkLog, passed: usize, live_amount: u64) -> LogContents {
         let (pool, kind) = (&self.volume.pool, log.kind());
         let mut sealed = log.sealed().map(|(_, chunk)| chunk);

@@ -44,7 +44,7 @@ pub(super) struct EntryChange {
     pub new: Option<OldValue>,
 }
 
-/// The turn of a write of a key to decide, when its turn comes.
+/// A position in the first-in-first-out queue of a key's writes that decide; ready with the guard when all earlier ones have decided.
 pub(super) type KeyTurn<'a> = Either<Ready<KeyGuard<'a>>, KeyWaiter<'a>>;
 
 /// A store of an open volume.
@@ -55,9 +55,9 @@ pub(super) struct Store {
     pub range: RingRange,
     pub state: Mutex<StoreState>,
     pub tail: Mutex<ValueTail>,
-    /// A write of a key has its lock until it has space and a turn.
+    /// Admission: a write holds its key's lock until it has space and a position in `turns`.
     key_locks: KeyLocks,
-    /// A write of a key has its turn until it has decided.
+    /// Decision: a write holds its position until it has decided.
     turns: KeyLocks,
 }
 
@@ -213,7 +213,8 @@ impl Store {
         self.key_locks.lock(lock_number(prefix)).await
     }
 
-    /// The turn of a write of a key to decide, behind the writes that had the key's lock before. REQUIRES: its lock; its space: who has a turn must not wait for any.
+    /// Queues a write of a key for its decision, in the order in which writes of the key got its lock. REQUIRES: the caller has the key's lock and a space pass, since a
+    /// write with a position must not wait for space.
     pub(super) fn queue_turn(&self, prefix: HashPrefix) -> KeyTurn<'_> {
         match self.turns.lock_or_queue(lock_number(prefix)) {
             Ok(guard) => Either::Left(ready(guard)),
