@@ -167,6 +167,8 @@ pub struct ChunkPool {
     vacated: Box<[AtomicU32]>,
     /// By store, of both of its logs.
     sealed: Box<[[SealedCounters; 2]]>,
+    /// Of the key logs of all stores together.
+    key_logs: SealedCounters,
     /// The openings of chunks since the volume was opened.
     opens: AtomicU64,
     /// Falls before a chunk leaves `space`, and rises after it is back there: never above what `space` has.
@@ -202,6 +204,7 @@ impl ChunkPool {
             cells: std::iter::repeat_with(cell).take(limits.pool as usize).collect(),
             vacated: std::iter::repeat_with(AtomicU32::default).take(limits.pool as usize).collect(),
             sealed: std::iter::repeat_with(Default::default).take(limits.stores as usize).collect(),
+            key_logs: SealedCounters::default(),
             opens: AtomicU64::new(0),
             free: AtomicU32::new(limits.pool),
             pinned: AtomicU32::new(0),
@@ -417,6 +420,11 @@ impl ChunkPool {
         self.counters(partition, kind).map_or(SealedSums::default(), SealedCounters::load)
     }
 
+    /// The bytes that live data cannot have beside what the limits allow for: [`ChunkSizes::key_end_excess_bytes`] of all key logs.
+    pub fn key_end_excess_bytes(&self) -> u64 {
+        self.sizes.key_end_excess_bytes(&self.key_logs.load())
+    }
+
     /// The part of a chunk in the sums of its log: none if it is not sealed.
     pub fn sealed_part(&self, chunk: ChunkNumber) -> SealedSums {
         self.part_of(self.cell(chunk).load(), self.vacated[chunk.0 as usize].load(Ordering::Relaxed))
@@ -448,6 +456,9 @@ impl ChunkPool {
         let owner = unpack_owner(cell.owner.load(Ordering::Acquire), kind);
         if let Some(counters) = self.counters(owner.partition, kind) {
             counters.change(former, next);
+        }
+        if kind == LogKind::Keys {
+            self.key_logs.change(former, next);
         }
     }
 

@@ -19,7 +19,7 @@ use super::compaction_policy::{
 use super::core::LogCore;
 use super::log_place::LogKind;
 use super::pinned_chunks::is_passing_error;
-use super::sealed_sums::LiveContents;
+use super::sealed_sums::{LiveContents, SealedSums};
 use super::store::{Store, StoreState};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
@@ -27,8 +27,6 @@ use octokv_runtime::yield_now;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-/// Markers of a key chunk besides that of its round, as a margin: a log whose garbage is not more would be compacted for ever.
-const MARKER_MARGIN: u64 = 1;
 /// How often a marker is tried while other batches of its store begin: one of them says the same.
 const MARKER_ATTEMPTS_MAX: u32 = 64;
 
@@ -428,12 +426,9 @@ impl LogCore {
         let unit_bytes = u64::from(layout.unit_bytes);
         // The images of a key log are counted.
         let keys = self.contents_of(&state.keys, passed, 0);
-        // A pass over the whole log leaves a marker in each chunk, and an end that the next image did not fit, less than an image: what is no more than that, and a
-        // marker as a margin, is none that compacting frees. What chunks of any log are allowed for is part of it.
-        let image_bytes = keys.amount * unit_bytes / keys.records.max(1);
-        let left_bytes = keys.chunks * (MARKER_MARGIN * unit_bytes + image_bytes);
-        let allowed_bytes = keys.chunks * pool.sizes().end_bytes();
-        let left_bytes = left_bytes.saturating_sub(allowed_bytes);
+        // A pass over the whole log leaves these ends again. What chunks of any log are allowed for is part of them.
+        let images = SealedSums { records: keys.records, amount: keys.amount, ..SealedSums::default() };
+        let left_bytes = keys.chunks * (pool.sizes().key_end_bytes(&images) - pool.sizes().end_bytes());
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(left_bytes), ..keys };
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
         let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());

@@ -5,7 +5,7 @@
 //!   live contents of a chunk, and what compaction moved out of it ─▶ its part: chunks 1, records, amount, garbage bytes
 //!   sum of a log = parts of its sealed chunks        a change: + the new part - the former one
 //! ```
-//! In: a part before and after a change. Out: the sum. Invariants: changes of the chunks of a store have its lock, so a reader with that lock sees exact sums.
+//! In: a part before and after a change. Out: the sum; what ends of key chunks take. Invariants: changes of the chunks of a store have its lock, so a reader with that lock sees exact sums.
 //! Tested in `chunk_pool_tests.rs`, against a model.
 
 use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
@@ -13,6 +13,9 @@ use super::log_layout::ChunkSizes;
 use super::log_place::LogKind;
 use super::space_limits::CHUNK_END_DIVISOR;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Markers of a key chunk that are allowed for beside that of its round, as a margin: a log whose garbage is not more would be compacted for ever.
+const MARKER_MARGIN: u64 = 1;
 
 /// The live contents of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,6 +55,22 @@ impl ChunkSizes {
     /// The bytes of a full chunk that are allowed for its end.
     pub fn end_bytes(&self) -> u64 {
         u64::from(self.units) * u64::from(self.unit_bytes) / u64::from(CHUNK_END_DIVISOR)
+    }
+
+    /// The bytes of a full key chunk that compaction leaves without images, by the images of its log: [`ChunkSizes::end_bytes`], or if that is more, an end
+    /// that the next image did not fit, and a marker. Both are there again behind a further round.
+    pub fn key_end_bytes(&self, images: &SealedSums) -> u64 {
+        let unit_bytes = u64::from(self.unit_bytes);
+        let image_bytes = images.amount * unit_bytes / images.records.max(1);
+        self.end_bytes().max(MARKER_MARGIN * unit_bytes + image_bytes)
+    }
+
+    /// The bytes that the ends of key chunks with these images take beyond [`ChunkSizes::end_bytes`] of each, once compaction has freed what it can.
+    pub fn key_end_excess_bytes(&self, images: &SealedSums) -> u64 {
+        let (unit_bytes, end_bytes) = (u64::from(self.unit_bytes), self.key_end_bytes(images));
+        let image_bytes = (u64::from(self.units) * unit_bytes).saturating_sub(end_bytes).max(unit_bytes);
+        let chunks = (images.amount * unit_bytes).div_ceil(image_bytes);
+        chunks * (end_bytes - self.end_bytes())
     }
 }
 

@@ -165,10 +165,10 @@ impl SpaceLimits {
         (2 * shortage * most).div_ceil((self.start - self.pass) as usize).clamp(1, most)
     }
 
-    /// The chunks that writes in progress may take: for so many units, and because the tail of each log that they append to may be full.
-    pub fn chunks_taken_max(&self, writes: u32, units: u64, chunk_units: u32) -> u64 {
+    /// The chunks that writes in progress may take: for so many units, in chunks with room for `image_units` of them, and because the tail of each log that they append to may be full.
+    pub fn chunks_taken_max(&self, writes: u32, units: u64, image_units: u32) -> u64 {
         let hops = u64::from(writes.min(self.stores)) * LOGS_PER_STORE;
-        units.div_ceil(chunk_units.into()) + hops
+        units.div_ceil(image_units.into()) + hops
     }
 
     /// The chunks that images of one store may take, with so many units, of which `room` fit into the tail of its key log. An image is at most

@@ -4,6 +4,7 @@
 //!   take ──live data is at its limit──▶ Full
 //!     │ ──may begin, and none of its queue came earlier──▶ pass ──dropped──▶ the first waiter that may begin is woken
 //!     └──waits: puts in one queue, deletes and tombstones in another──▶ woken when chunks become free
+//!          ├ nothing that compaction can free, and nothing in progress──▶ Full
 //!          └ without a task that compacts, the first of a queue compacts, once for each change that may have made garbage or space
 //! ```
 //! In: what writes need, changes of live data, freed chunks, tasks that compact. Out: passes, the need of the first waiters.
@@ -74,7 +75,7 @@ pub struct SpaceNeed {
     pub live_bytes: u64,
 }
 
-/// The live data is at its limit: [`crate::PutOutcome::Full`], or no space for a tombstone.
+/// The live data is at its limit, or nothing frees the space that a write needs: [`crate::PutOutcome::Full`], or no space for a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceFull;
 
@@ -103,9 +104,21 @@ struct PassState {
     failure: Option<EngineError>,
     /// Writes and compactions that ended, and chunks that became free: what lets a further compaction help.
     changes: u64,
+    /// The changes with which compaction found nothing that it could free, and nothing was in progress: until the next change a write that cannot begin is refused.
+    exhausted_at: Option<u64>,
 }
 
 impl PassState {
+    /// Whether no further space can become free unless something changes.
+    fn is_exhausted(&self) -> bool {
+        self.exhausted_at == Some(self.changes) && self.is_at_rest()
+    }
+
+    /// Whether nothing in progress can change what is live, or what is free.
+    fn is_at_rest(&self) -> bool {
+        self.writes == 0 && self.image_units.is_empty() && self.record_chunks == 0 && self.key_rounds == 0
+    }
+
     /// The free chunks with which a write may begin beside those in progress.
     fn wanted(&self, need: &SpaceNeed, pool: &ChunkPool) -> u64 {
         u64::from(pool.limits().pass_floor(need.kind.purpose())) + self.taken_with(need, pool)
@@ -117,7 +130,7 @@ impl PassState {
     }
 
     fn taken_with(&self, need: &SpaceNeed, pool: &ChunkPool) -> u64 {
-        pool.limits().chunks_taken_max(self.writes + 1, self.units + need.units, pool.chunk_units())
+        pool.limits().chunks_taken_max(self.writes + 1, self.units + need.units, pool.image_units())
     }
 
     /// The chunks that compaction in progress may take, beside F_key.
@@ -134,7 +147,7 @@ impl PassState {
     /// The chunks that nothing in progress may take, and that are not F_key.
     fn spare(&self, rooms: &KeyRooms, pool: &ChunkPool) -> Option<u64> {
         let limits = pool.limits();
-        let of_writes = limits.chunks_taken_max(self.writes, self.units, pool.chunk_units());
+        let of_writes = limits.chunks_taken_max(self.writes, self.units, pool.image_units());
         let taken = of_writes + self.taken_by_compaction(rooms, pool) + u64::from(limits.key);
         u64::from(pool.free()).checked_sub(taken)
     }
@@ -143,6 +156,7 @@ impl PassState {
         let used = self.used_bytes.saturating_add(self.granted_bytes).saturating_add(live_bytes);
         // The garbage of pinned chunks is not freed.
         let limit = kind.limit_chunks(pool.limits()).map(|chunks| chunks.saturating_sub(pool.pinned()));
+        let used = used.saturating_add(pool.key_end_excess_bytes());
         limit.is_none_or(|chunks| used <= u64::from(chunks) * chunk_bytes)
     }
 
@@ -156,7 +170,7 @@ impl PassState {
     fn wake(&mut self, rooms: &KeyRooms, pool: &ChunkPool, wakers: &mut WakerBatch) {
         for queue in 0..self.queues.len() {
             let first = self.queues[queue].first();
-            let has_turn = self.tasks == 0 || self.failure.is_some();
+            let has_turn = self.tasks == 0 || self.failure.is_some() || self.is_exhausted();
             if first.is_some_and(|need| has_turn || self.may_begin(need, rooms, pool)) {
                 wakers.add(self.queues[queue].take_first_waker());
             }
@@ -248,6 +262,24 @@ impl SpacePasses {
         }
     }
 
+    /// The changes so far: writes and compactions that ended, and chunks that became free.
+    pub fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// Notes that compaction frees nothing for the writes that wait, as of so many changes, and that none is in progress. If no write is either, those that wait and cannot
+    /// begin are refused, until something changes.
+    pub fn set_exhausted(&self, pool: &ChunkPool, changes: u64) {
+        let mut wakers = WakerBatch::default();
+        let mut state = self.state.lock();
+        if state.exhausted_at != Some(changes) && state.changes == changes && state.is_at_rest() {
+            state.exhausted_at = Some(changes);
+            state.wake(&self.rooms, pool, &mut wakers);
+        }
+        drop(state);
+        wakers.wake();
+    }
+
     /// The free chunks with which the first waiters of both queues may begin; 0 if no write waits.
     pub fn wanted_chunks(&self, pool: &ChunkPool) -> u32 {
         let state = self.state.lock();
@@ -328,6 +360,8 @@ impl<'a> Future for PassRequest<'a> {
         } else if is_first && state.may_begin(&need, &this.passes.rooms, this.pool) {
             state.grant(&need);
             Poll::Ready(Ok(SpacePass { passes: this.passes, pool: this.pool, need }))
+        } else if is_first && state.is_exhausted() {
+            Poll::Ready(Err(SpaceFull))
         } else {
             let ticket = *this.ticket.get_or_insert_with(|| {
                 state.waited += 1;

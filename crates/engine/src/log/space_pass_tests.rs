@@ -2,7 +2,7 @@
 
 use super::chunk_log::ChunkLog;
 use super::chunk_pool::ChunkPool;
-use super::log_layout::ChunkSizes;
+use super::log_layout::{ChunkSizes, MARKER_UNITS};
 use super::log_place::{ChunkNumber, LogKind};
 use super::space_limits::{ChunkPurpose, SpaceLimits};
 use super::space_pass::{
@@ -17,6 +17,7 @@ use std::task::{Context, Poll, Wake, Waker};
 
 const UNIT_BYTES: u32 = 512;
 const CHUNK_UNITS: u32 = 16;
+const IMAGE_UNITS: u64 = (CHUNK_UNITS - MARKER_UNITS) as u64;
 const CHUNK_BYTES: u64 = (UNIT_BYTES * CHUNK_UNITS) as u64;
 
 fn pool() -> ChunkPool {
@@ -81,7 +82,7 @@ fn a_write_waits_until_its_floor_is_free_and_deletes_do_not_wait_for_puts() {
     // One chunk, and a hop of each log.
     let mut reserved = reserve_down_to(&pool, limits.pass + 2);
     let _task = passes.begin_task(&pool);
-    let mut put = passes.take(&pool, need(PassKind::Put, 16, 100));
+    let mut put = passes.take(&pool, need(PassKind::Put, IMAGE_UNITS, 100));
     assert!(poll(&mut put).is_pending());
     assert_eq!(passes.wanted_chunks(&pool), limits.pass + 3);
     assert!(taken(&passes, &pool, need(PassKind::Delete, 1, 0)).is_some(), "puts wait, deletes do not");
@@ -151,13 +152,53 @@ fn without_a_task_the_first_of_a_queue_compacts_once_for_each_change() {
 }
 
 #[test]
+fn what_waits_is_refused_when_nothing_can_free_space_until_something_changes() {
+    let pool = pool();
+    let passes = SpacePasses::new(0, UNIT_BYTES, 2);
+    let in_progress = taken(&passes, &pool, need(PassKind::Put, 1, 60)).expect("all is free");
+    let reserved = reserve_down_to(&pool, pool.limits().delete);
+    let _task = passes.begin_task(&pool);
+    let waker = Arc::new(TestWaker::default());
+    let mut first = passes.take(&pool, need(PassKind::Put, 1, 60));
+    let mut second = passes.take(&pool, need(PassKind::Put, 1, 60));
+    assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&waker.clone().into())).is_pending());
+    assert!(poll(&mut second).is_pending());
+    // A write in progress may leave garbage.
+    passes.set_exhausted(&pool, passes.changes());
+    assert!(!waker.0.load(Ordering::Relaxed));
+    let before = passes.changes();
+    drop(in_progress);
+    passes.set_exhausted(&pool, before);
+    assert!(poll(&mut first).is_pending(), "it has ended since");
+    let image = CompactionSpace::Image { store: 0, units: 1 };
+    let image = passes.begin_compaction(&pool, image).expect("chunks are free");
+    passes.set_exhausted(&pool, passes.changes());
+    assert!(poll(&mut first).is_pending(), "an image is about to replace another");
+    drop(image);
+    assert!(Pin::new(&mut first).poll(&mut Context::from_waker(&waker.clone().into())).is_pending());
+    waker.0.store(false, Ordering::Relaxed);
+    passes.set_exhausted(&pool, passes.changes());
+    assert!(waker.0.load(Ordering::Relaxed));
+    assert!(poll(&mut second).is_pending(), "its turn comes behind the first");
+    assert!(matches!(poll(&mut first), Poll::Ready(Err(SpaceFull))));
+    assert!(matches!(poll(&mut second), Poll::Ready(Err(SpaceFull))));
+    assert!(taken(&passes, &pool, need(PassKind::Put, 1, 60)).is_none(), "one that comes later");
+    // A delete has space, and leaves garbage.
+    let delete = need(PassKind::Delete, 0, 0);
+    reserved.into_iter().take(2).for_each(|chunk| pool.return_reserved(chunk));
+    drop(taken(&passes, &pool, delete).expect("there is space for deletes"));
+    let mut waits = passes.take(&pool, need(PassKind::Put, 1, 60));
+    assert!(poll(&mut waits).is_pending());
+}
+
+#[test]
 fn compaction_leaves_what_writes_in_progress_and_key_compaction_may_take() {
     let pool = pool();
     let passes = SpacePasses::new(0, UNIT_BYTES, 2);
     let limits = *pool.limits();
     let begin = |space| passes.begin_compaction(&pool, space);
     // A put that may take a chunk, and two hops.
-    let put = taken(&passes, &pool, need(PassKind::Put, 16, 0)).expect("space is free");
+    let put = taken(&passes, &pool, need(PassKind::Put, IMAGE_UNITS, 0)).expect("space is free");
     reserve_down_to(&pool, limits.key + 3 + 2);
     assert_eq!(passes.spare_chunks(&pool), 2);
     let image = begin(CompactionSpace::Image { store: 0, units: 4 }).expect("one chunk");
@@ -188,9 +229,9 @@ fn a_put_begins_only_if_the_part_of_compaction_is_left_as_well() {
     reserve_down_to(&pool, pool.limits().pass + 3);
     let image = passes.begin_compaction(&pool, CompactionSpace::Image { store: 0, units: 4 });
     assert!(image.is_some());
-    assert!(poll(&mut passes.take(&pool, need(PassKind::Put, 16, 0))).is_pending());
+    assert!(poll(&mut passes.take(&pool, need(PassKind::Put, IMAGE_UNITS, 0))).is_pending());
     drop(image);
-    assert!(taken(&passes, &pool, need(PassKind::Put, 16, 0)).is_some());
+    assert!(taken(&passes, &pool, need(PassKind::Put, IMAGE_UNITS, 0)).is_some());
 }
 
 #[derive(Clone, Debug)]
@@ -278,7 +319,7 @@ proptest! {
                 };
                 let is_full = used + granted + need.live_bytes > u64::from(limit) * CHUNK_BYTES;
                 let units: u64 = running.iter().map(|(need, _)| need.units).sum::<u64>() + need.units;
-                let taken = limits.chunks_taken_max(running.len() as u32 + 1, units, CHUNK_UNITS);
+                let taken = limits.chunks_taken_max(running.len() as u32 + 1, units, IMAGE_UNITS as u32);
                 let may_begin = limits.may_begin(need.kind.purpose(), pool.free(), taken);
                 match polled {
                     Poll::Ready(Err(SpaceFull)) => {
@@ -301,7 +342,7 @@ proptest! {
             });
             for write in firsts.into_iter().flatten() {
                 let taken =
-                    limits.chunks_taken_max(running.len() as u32 + 1, units + write.need.units, CHUNK_UNITS);
+                    limits.chunks_taken_max(running.len() as u32 + 1, units + write.need.units, IMAGE_UNITS as u32);
                 prop_assert!(!limits.may_begin(write.need.kind.purpose(), pool.free(), taken), "it sleeps");
             }
         }
@@ -317,9 +358,9 @@ fn a_pass_suffices_for_the_appends_that_it_was_taken_for() {
     // Both tails are full.
     keys.append(16, &pool, ChunkPurpose::User).unwrap();
     values.append(16, &pool, ChunkPurpose::User).unwrap();
-    reserve_down_to(&pool, pool.limits().pass + 5);
-    let pass = taken(&passes, &pool, need(PassKind::Put, 48, 0)).expect("three chunks, and two hops");
-    assert_eq!(pass.need().units, 48);
+    reserve_down_to(&pool, pool.limits().pass + 6);
+    let pass = taken(&passes, &pool, need(PassKind::Put, 47, 0)).expect("four chunks, and two hops");
+    assert_eq!(pass.need().units, 47);
     for _ in 0..2 {
         values.append(16, &pool, ChunkPurpose::User).expect("a value in two chunks");
     }

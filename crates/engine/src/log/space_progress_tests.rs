@@ -27,8 +27,6 @@ struct ModelSizes {
 const SIZES: ModelSizes = ModelSizes { chunk: 128, image: 3, segments: 16 };
 /// The longest value: an eighth of the smallest pool.
 const VALUE_UNITS_MAX: u64 = 8 * SIZES.chunk as u64;
-/// Units of a key chunk that markers may take, which is no garbage that compaction frees.
-const MARKERS_PER_CHUNK: u32 = 2;
 /// A compaction that goes on for more rounds than the pool has chunks, several times over, does not end.
 const ROUNDS_PER_CHUNK_MAX: u32 = 20;
 
@@ -144,7 +142,7 @@ impl Model {
     fn begin(&mut self, purpose: ChunkPurpose, units: u64) {
         let mut left = ROUNDS_PER_CHUNK_MAX * self.pool.chunks();
         let limits = *self.pool.limits();
-        let taken = limits.chunks_taken_max(1, units, self.sizes.chunk);
+        let taken = limits.chunks_taken_max(1, units, self.sizes.chunk - MARKER_UNITS);
         let wanted = limits.pass_floor(purpose) + taken as u32;
         while !limits.may_begin(purpose, self.pool.free(), taken) {
             assert!(
@@ -164,7 +162,8 @@ impl Model {
     /// A put; false if the capacity does not admit it.
     fn put(&mut self, store: usize, value: usize, units: u64) -> bool {
         let taken = units + u64::from(self.sizes.image);
-        if self.used + taken > self.capacity_units() {
+        let ends = self.pool.key_end_excess_bytes().div_ceil(self.pool.sizes().unit_bytes.into());
+        if self.used + taken + ends > self.capacity_units() {
             return false;
         }
         self.begin(ChunkPurpose::User, taken);
@@ -187,9 +186,13 @@ impl Model {
         let log = if kind == LogKind::Keys { &of_store.keys } else { &of_store.values };
         let live = |chunk| self.pool.live_of(chunk).expect("counted");
         let (_, head) = log.sealed().next()?;
-        // Ends that nothing fits in count as garbage here, up to their bound: the model does not know them.
+        // Ends that nothing fits in, up to what compaction leaves again: the model does not know them.
+        let sizes = self.pool.sizes();
         let waste = match kind {
-            LogKind::Keys => MARKERS_PER_CHUNK + self.sizes.image - 1,
+            LogKind::Keys => {
+                let images = self.pool.sealed_sums(store as u32, kind);
+                (sizes.key_end_bytes(&images) / u64::from(sizes.unit_bytes)) as u32
+            }
             LogKind::Values => self.sizes.chunk / CHUNK_END_DIVISOR,
         };
         let vacated = |index: ChunkIndex| match kind {

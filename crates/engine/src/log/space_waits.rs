@@ -6,7 +6,7 @@
 //!                   none does       ─▶ the first of the puts, or that of the deletes, compacts, a round at a time; if that does not help,
 //!                                      again once a write or a compaction has ended
 //! ```
-//! In: needs. Out: passes; the device's error, if that keeps compaction from helping for seconds. Invariant: while a write waits for its pass, some task or the first waiting write compacts, as long as that frees
+//! In: needs. Out: passes; that the volume is full, if compaction frees nothing and nothing is in progress; the device's error, if that keeps compaction from helping for seconds. Invariant: while a write waits for its pass, some task or the first waiting write compacts, as long as that frees
 //! anything; a round runs to its end.
 //! Tested in `tests/log_full.rs`.
 
@@ -15,6 +15,7 @@ use super::core::LogCore;
 use super::pinned_compaction::PinnedAttempts;
 use super::space_limits::SpaceLimits;
 use super::space_pass::{SpaceFull, SpaceNeed, SpacePass, WaiterTurn};
+use super::store::Store;
 use crate::EngineError;
 use crate::common::background_task::ErrorReports;
 use futures_util::future::join_all;
@@ -75,8 +76,24 @@ impl LogCore {
     /// # Errors
     /// As for [`LogCore::compact_round`].
     async fn compact_for_waiters(&self) -> Result<bool, EngineError> {
-        let wanted = self.volume.passes.wanted_chunks(&self.volume.pool);
-        self.compact_round(wanted, RoundPace::InTurn).await
+        let volume = &self.volume;
+        let (wanted, changes) = (volume.passes.wanted_chunks(&volume.pool), volume.passes.changes());
+        let has_helped = self.compact_round(wanted, RoundPace::InTurn).await?;
+        if wanted > 0 && !has_helped && self.is_compaction_over() {
+            volume.passes.set_exhausted(&volume.pool, changes);
+        }
+        Ok(has_helped)
+    }
+
+    /// Whether no compaction runs, none is put off because of the device, and no chunk is about to become free.
+    fn is_compaction_over(&self) -> bool {
+        let has_retired = |store: &Store| {
+            let state = store.state.lock();
+            !state.is_lost && !state.retired.is_empty()
+        };
+        self.volume.compactions.len() == 0
+            && self.candidates().1.is_empty()
+            && !self.volume.stores.iter().any(has_retired)
     }
 
     /// Compacts whenever the free chunks that work in progress cannot take are fewer than [`SpaceLimits::start`], or a waiting write needs more

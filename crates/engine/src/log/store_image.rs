@@ -226,6 +226,9 @@ pub enum StoreImageProblem {
     /// The lists are longer or shorter than the image.
     #[error("an image of a store has lists of another length")]
     Length,
+    /// A partition from the number of stores on.
+    #[error("a store has a partition that the volume does not have")]
+    Partition,
     /// Two stores of one partition.
     #[error("two stores have the same partition")]
     SamePartition,
@@ -497,6 +500,9 @@ impl StoreImageLoader {
         let segments = pages.iter().map(|page| page.len() / SEGMENT_REF_BYTES).sum::<usize>();
         if segments as u64 != start.level.segments() {
             return Err(StoreImageProblem::Segments);
+        }
+        if partition >= self.stores {
+            return Err(StoreImageProblem::Partition);
         }
         if self.loaded.iter().any(|store| store.start.partition == partition) {
             return Err(StoreImageProblem::SamePartition);

@@ -113,14 +113,14 @@ fn load(images: &[Vec<u8>], stores: u32) -> Result<Vec<LoadedStore>, StoreImageP
 
 /// What loading a store says whose state `change` changed.
 fn problem_of(change: impl FnOnce(&mut StoreStart)) -> Result<(), StoreImageProblem> {
-    let mut store = loaded(example(1, 5));
+    let mut store = loaded(example(0, 5));
     change(&mut store.start);
     load(&images(&store), 1).map(|found| assert_eq!(found, [store]))
 }
 
 #[test]
 fn stores_come_back_from_a_stream_in_two_copies() {
-    let table = [(3, 1), (1, 8191), (8, 8192), (5, 8193), (6, 20_000)];
+    let table = [(3, 1), (1, 8191), (0, 8192), (2, 8193), (4, 20_000)];
     let stores = table.map(|(partition, segments)| loaded(example(partition, segments)));
     let device = MemoryDevice::new(RamDisk::new(8 << 20, 512).unwrap());
     let starts = [0, 1].map(|copy| LAYOUT.area_start_unit(0, copy));
@@ -146,7 +146,7 @@ fn stores_come_back_from_a_stream_in_two_copies() {
 
 #[test]
 fn any_flipped_bit_is_found() {
-    for image in images(&loaded(example(1, 5))) {
+    for image in images(&loaded(example(0, 5))) {
         for bit in 0..8 * image.len() {
             let mut image = image.clone();
             image[bit / 8] ^= 1 << (bit % 8);
@@ -158,7 +158,7 @@ fn any_flipped_bit_is_found() {
 
 #[test]
 fn images_of_another_checkpoint_or_volume_are_none() {
-    let [page, _] = &images(&loaded(example(1, 5)))[..] else { panic!("one page") };
+    let [page, _] = &images(&loaded(example(0, 5)))[..] else { panic!("one page") };
     for checkpoint in
         [CheckpointId { volume_id: 8, ..CHECKPOINT }, CheckpointId { checkpoint_id: 10, ..CHECKPOINT }]
     {
@@ -169,7 +169,7 @@ fn images_of_another_checkpoint_or_volume_are_none() {
 #[test]
 fn images_in_another_order_are_none_or_a_problem() {
     let [one, two] =
-        [(1, 20_000), (2, 5)].map(|(partition, segments)| images(&loaded(example(partition, segments))));
+        [(0, 20_000), (1, 5)].map(|(partition, segments)| images(&loaded(example(partition, segments))));
     let take = |images: &[&Vec<u8>]| images.iter().map(|&image| image.clone()).collect::<Vec<_>>();
     // A page is missing, pages are swapped, another store's page is between.
     let orders = [
@@ -186,6 +186,7 @@ fn images_in_another_order_are_none_or_a_problem() {
     let twice = [&two[..], &two[..]].concat();
     assert_eq!(load(&twice, 2), Err(StoreImageProblem::SamePartition));
     assert_eq!(load(&two, 2), Err(StoreImageProblem::Incomplete), "one store of two");
+    assert_eq!(load(&two, 1), Err(StoreImageProblem::Partition), "the second store of one");
 }
 
 #[test]
@@ -217,7 +218,7 @@ fn the_last_value_of_each_field_is_loaded_and_the_next_is_a_problem() {
             (store.key_head, store.replay.index) = (ChunkIndex(index as u32), ChunkIndex(index as u32));
         }),
         ("chunk", Chunks, 299, 300, |store, chunk| store.next_key_chunk = ChunkNumber(chunk as u32)),
-        ("a chunk of both logs", Chunks, 110, 109, |store, chunk| {
+        ("a chunk of both logs", Chunks, 10, 9, |store, chunk| {
             store.value_chunks[0].chunk = ChunkNumber(chunk as u32)
         }),
         ("granules", Chunks, 8192, 8193, |store, granules| {
@@ -243,7 +244,7 @@ fn with_bytes(image: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn unknown_values_are_problems() {
-    let images = images(&loaded(example(1, 5)));
+    let images = images(&loaded(example(0, 5)));
     let lists = STORE_IMAGE_HEADER_BYTES + 140;
     let pinned = lists + 2 * 4 + 3 * 12;
     let table: [(usize, &[u8], StoreImageProblem); 8] = [

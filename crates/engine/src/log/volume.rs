@@ -114,6 +114,7 @@ impl LogVolume {
         // One split of each store at a time.
         let segments_max = segments_max.saturating_sub(stores.len() as u64);
         let passes = SpacePasses::new(used_bytes, superblock.layout.unit_bytes, stores.len());
+        let used_of_capacity = used_bytes + pool.key_end_excess_bytes();
         for store in &stores {
             passes.set_key_tail(store.id, store.state.lock().keys.tail().unit, &pool);
         }
@@ -140,7 +141,7 @@ impl LogVolume {
             checkpoint_attempts: AtomicU64::new(0),
             units_at_checkpoint: AtomicU64::new(0),
             scrub: ScrubState::default(),
-            used_bytes: Arc::new(AtomicU64::new(used_bytes)),
+            used_bytes: Arc::new(AtomicU64::new(used_of_capacity)),
             counters: LogCounters::default(),
             superblock: Mutex::new(superblock),
         })
@@ -228,7 +229,12 @@ impl LogVolume {
         if !self.passes.add_used(bytes) {
             self.pool.note_miscount();
         }
-        self.used_bytes.store(self.passes.used_bytes(), Ordering::Relaxed);
+        self.used_bytes.store(self.used_of_capacity(), Ordering::Relaxed);
+    }
+
+    /// The bytes of [`LogVolume::capacity_bytes`] that are used: live data, and what ends of key chunks take beyond what the limits allow for.
+    pub(super) fn used_of_capacity(&self) -> u64 {
+        self.passes.used_bytes() + self.pool.key_end_excess_bytes()
     }
 
     /// Tombstones of lower versions are as absent keys.

@@ -17,7 +17,7 @@ impl LogVolume {
         EngineStatistics {
             keys,
             capacity_bytes: self.capacity_bytes(),
-            used_bytes: self.passes.used_bytes(),
+            used_bytes: self.used_of_capacity(),
             index_bytes: log.segment_table_bytes + log.chunk_table_bytes,
             journal_batches: log.batches,
             checkpoints: self.counters.checkpoints.load(Ordering::Relaxed),

@@ -430,7 +430,7 @@ mod tests {
         // A write that may take all that puts may have, and what its hops to new chunks take.
         let (pool, layout) = (test.pool(), test.core.volume.layout());
         let chunks = pool.free() - pool.limits().pass_floor(ChunkPurpose::User) - 2;
-        let units = u64::from(chunks) * u64::from(layout.chunk_units);
+        let units = u64::from(chunks) * u64::from(layout.image_units());
         let need = SpaceNeed { kind: PassKind::Put, units, live_bytes: 0 };
         let all = block_on(test.core.volume.passes.take(pool, need), || ()).expect("a pass");
         let mut put = pin!(test.put(&key, 2, 100, plain));
