@@ -3,17 +3,15 @@
 //! In: a device whose contents may be discarded. Out: a table, and the file. Invariants: nothing is written to a device that existed unless `--format`
 //! says so; afterwards it holds no volume, and a file that the command created is removed, also if a measurement fails.
 
-use crate::arg_parsers::parse_finite;
 use crate::bench::{PLATFORM, SPIN_BEFORE_SLEEP, local_volume_config};
+use crate::calibrate_args::CalibrateArgs;
 use crate::choices::DurabilityChoice;
-use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::exit_status::{CliError, CliResult};
 use crate::progress::ProgressReporter;
 use crate::size::Size;
 use crate::token_costs::{self, CalibrationReport, KindReport};
 use anyhow::{Context, anyhow};
-use clap::Args;
 use octokv_base::Nanos;
 use octokv_bench::calibration::{
     CALIBRATION_KEY_BYTES, Calibration, CalibrationConfig, CalibrationRound, KindRun, calibrate,
@@ -27,7 +25,7 @@ use octokv_sched::{KindCost, StartingCosts};
 use octokv_sys::file::{self, DeviceFile};
 use octokv_sys::{output_file, process};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Most keys without `--num`.
@@ -45,50 +43,6 @@ const SECONDS_MAX: f64 = 3600.0;
 const SATURATED_GAIN_MAX: f64 = 1.1;
 /// Seed of keys and values.
 const SEED: u64 = 1;
-
-/// Arguments of `calibrate`.
-#[derive(Debug, Args)]
-pub struct CalibrateArgs {
-    /// File or block device to measure on. A missing file is created, and removed afterwards.
-    #[arg(long, value_name = "PATH")]
-    pub path: PathBuf,
-    /// Size of a missing file; an existing device keeps its size.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    pub size: Size,
-    /// Discard the data on a file or device that exists; it holds no volume afterwards.
-    #[arg(long)]
-    pub format: bool,
-    /// The storage engine [default: hash].
-    #[arg(long)]
-    pub engine: Option<EngineArg>,
-    /// Simulate the service times of this drive, as `octokv serve --nand` does.
-    #[arg(long, value_name = "DRIVE")]
-    pub nand: Option<DriveArg>,
-    /// When the engine acknowledges a write [default: flush].
-    #[arg(long)]
-    pub durability: Option<DurabilityChoice>,
-    /// Size of the values: that of the load to come, since costs follow from it.
-    #[arg(long, value_name = "SIZE", default_value = "1024")]
-    pub value_size: Size,
-    /// Number of keys. A round deletes each once at most [default: those that half of the device has space for, at most 200000].
-    #[arg(long, value_name = "COUNT")]
-    pub num: Option<u64>,
-    /// Operations in flight. A last round has twice as many, to tell whether the device was saturated.
-    #[arg(long, value_name = "COUNT", default_value_t = 256)]
-    pub depth: usize,
-    /// Seconds of gets and of puts in each round, after a fifth more that does not count.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = parse_finite)]
-    pub seconds: f64,
-    /// Number of rounds; in each, gets, puts and deletes are measured in turn.
-    #[arg(long, value_name = "COUNT", default_value_t = 5)]
-    pub rounds: usize,
-    /// CPUs of the engine's reactors [default: one, not pinned].
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub cores: Vec<usize>,
-    /// Write the costs, with machine and measurements, to a file for `octokv serve --token-costs`; "-" is standard output.
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
-}
 
 /// Runs `octokv calibrate`.
 ///
@@ -129,7 +83,7 @@ pub fn run(args: &CalibrateArgs) -> CliResult {
             let text = token_costs::to_text(&costs, &report).context("the document")?;
             let written = output_file::write(path, text.as_bytes());
             written.with_context(|| format!("document {}", path.display()))?;
-            if *path == PathBuf::from(output_file::STDOUT) { Ok(()) } else { print_table(&costs, &report) }
+            if path == Path::new(output_file::STDOUT) { Ok(()) } else { print_table(&costs, &report) }
         }
         None => print_table(&costs, &report),
     }

@@ -2,7 +2,7 @@
 
 use crate::admin;
 use crate::arg_parsers::parse_host_nqn;
-use crate::calibrate::CalibrateArgs;
+use crate::calibrate_args::CalibrateArgs;
 use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;

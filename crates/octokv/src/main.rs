@@ -18,7 +18,7 @@
 //! - [`kv_commands`]: put, get, delete, exist, list; [`scan`](mod@scan): scan.
 //! - [`check`]: verifies a device; [`upgrade`]: makes its volume one of the newest format.
 //! - [`bench`](mod@bench): benchmarks, a table, a JSON report.
-//! - [`calibrate`]: measures the starting costs of device tokens; [`token_costs`]: their file.
+//! - [`calibrate`]: measures the starting costs of device tokens; [`calibrate_args`]: its flags; [`token_costs`]: the file of the costs.
 //! - [`sim`]: deterministic simulations with injected faults.
 //! - `reproduce`: the papers' experiments (crate `octokv_lab`), with the cargo feature `lab`.
 //! - [`demo`]: a demonstration on a temporary file.
@@ -34,6 +34,7 @@ mod admin;
 mod arg_parsers;
 mod bench;
 mod calibrate;
+mod calibrate_args;
 mod check;
 mod choices;
 mod cli;
