@@ -26,6 +26,7 @@
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
 //! - `resource_usage`: processor time and disk accesses of a workload.
 //! - [`workload_result`]: the result of a workload, and its lines of the table.
+//! - [`calibration`]: the times of gets, puts and deletes at saturation, and their ratios.
 //! - [`ordered_measurements`]: measurements of the ordered engine that take more than one workload.
 //! - [`baselines`]: other stores under the same workloads, and ratios to ours.
 //! - [`report`]: the JSON report. [`machine_info`]: the machine in it. [`statistics`]: the median. [`plot`]: SVG plots.
@@ -38,6 +39,7 @@ pub mod ack_log;
 pub mod arrival_schedule;
 pub mod baselines;
 mod blocking_streams;
+pub mod calibration;
 pub mod child_process;
 pub mod config;
 mod engine_op;

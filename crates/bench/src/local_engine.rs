@@ -17,8 +17,9 @@ use crate::recorder::Recorder;
 use crate::workload_state::WorkloadState;
 use octokv_base::prng::mix64;
 use octokv_base::{BufferPool, Nanos};
-use octokv_device::{Device, FileDevice, Geometry};
-use octokv_engine::common::superblock_io::{is_blank, read_superblock};
+use octokv_device::ssd_model::SharedSsdModel;
+use octokv_device::{Device, FileDevice, Geometry, SimulatedSsd};
+use octokv_engine::common::superblock_io::{erase_superblocks, is_blank, read_superblock};
 use octokv_engine::lsm::settings::TreeSettings;
 use octokv_engine::lsm::superblock::LsmSuperblock;
 use octokv_engine::{
@@ -41,7 +42,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const FINISH_POLL_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// The configuration of a local engine.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct LocalVolumeConfig {
     /// The format of a new volume, and the engine that opens it.
     pub format: FormatConfig,
@@ -51,6 +52,8 @@ pub struct LocalVolumeConfig {
     pub driver: DeviceDriver,
     /// Most device operations in flight per core.
     pub device_depth: usize,
+    /// The drive whose service times are simulated; `None` for the device's own.
+    pub drive: Option<SharedSsdModel>,
     /// Buffer memory of each core, in bytes.
     pub pool_bytes: usize,
     /// The clock of timers.
@@ -152,6 +155,16 @@ impl LocalEngine {
         reactor.run_to_completion(engine.close()).map_err(BenchError::Close)
     }
 
+    /// Zeroes the superblocks: the device then holds no volume. REQUIRES: no workload runs, and none will.
+    ///
+    /// # Errors
+    /// [`BenchError::Open`] if the device fails, [`BenchError::Thread`] without a device queue.
+    pub fn erase(&self) -> Result<(), BenchError> {
+        let reactor = LocalReactor::new(&self.source, &self.config)?;
+        let erased = reactor.run_to_completion(erase_superblocks(&*reactor.device));
+        erased.map_err(|error| reactor.open_error(error))
+    }
+
     /// The current statistics of the volume.
     pub fn statistics(&self) -> EngineStatistics {
         self.volume().statistics()
@@ -206,7 +219,11 @@ impl LocalReactor {
             .with_unwritten_of(source.clone());
         let handle = ReactorHandle::new(core_waker, channel, CpuTime::measured());
         handle.begin_iteration(now());
-        Ok(LocalReactor { handle, device: Rc::new(device), now })
+        let device: Rc<dyn Device> = match &config.drive {
+            None => Rc::new(device),
+            Some(model) => Rc::new(SimulatedSsd::new(Rc::new(device), Arc::clone(model), handle.clone())),
+        };
+        Ok(LocalReactor { handle, device, now })
     }
 
     /// Runs a future to completion and polls the device meanwhile.
@@ -379,6 +396,7 @@ mod tests {
             },
             driver: DeviceDriver::Auto,
             device_depth: 64,
+            drive: None,
             pool_bytes: 16 << 20,
             now: clock::now,
         };

@@ -52,7 +52,7 @@ impl OpGenerator {
             Some(kind) => {
                 KeyOrder::Sampled(KeySampler::new(kind, config.zipf_theta, config.keys, config.seed))
             }
-            None if workload == Workload::FillUniqueRandom => {
+            None if matches!(workload, Workload::FillUniqueRandom | Workload::DeleteUniqueRandom) => {
                 KeyOrder::Permuted { pass: 0, permutation: permutation_of(config, 0) }
             }
             None => KeyOrder::Sequential,

@@ -9,6 +9,7 @@
 //!   readwhilewriting  read, beside one writer             ycsb-f   50 % read   50 % read-modify-write   zipf
 //!   scanwhilewriting  scan, beside one writer             ycsb-w  100 % update                          zipf
 //!   filluniquerandom                 store
+//!   deleteuniquerandom               delete
 //! ```
 //! A scan reads pairs by an iterator. A target without iterators lists keys in place of the scans of ycsb-e.
 //! The mixes are those of YCSB's core workloads (Cooper et al., SoCC 2010, table 2, and the workload files). Their load
@@ -58,6 +59,8 @@ pub enum Workload {
     DeleteSequential,
     /// Deletes keys drawn at random.
     DeleteRandom,
+    /// Deletes each key once in random order, that of [`Workload::FillUniqueRandom`].
+    DeleteUniqueRandom,
     /// Reads the keys in order, from the first.
     ReadSequential,
     /// Reads keys that no workload stores, each adjacent to a key drawn at random.
@@ -88,7 +91,7 @@ pub enum Workload {
 
 impl Workload {
     /// All of them.
-    pub const ALL: [Workload; 20] = [
+    pub const ALL: [Workload; 21] = [
         Workload::FillSequential,
         Workload::FillRandom,
         Workload::FillUniqueRandom,
@@ -102,6 +105,7 @@ impl Workload {
         Workload::ScanWhileWriting,
         Workload::DeleteSequential,
         Workload::DeleteRandom,
+        Workload::DeleteUniqueRandom,
         Workload::YcsbA,
         Workload::YcsbB,
         Workload::YcsbC,
@@ -127,6 +131,7 @@ impl Workload {
             Workload::ScanWhileWriting => "scanwhilewriting",
             Workload::DeleteSequential => "deleteseq",
             Workload::DeleteRandom => "deleterandom",
+            Workload::DeleteUniqueRandom => "deleteuniquerandom",
             Workload::YcsbA => "ycsb-a",
             Workload::YcsbB => "ycsb-b",
             Workload::YcsbC => "ycsb-c",
@@ -153,7 +158,9 @@ impl Workload {
             Workload::ScanRandom | Workload::ScanWhileWriting => &[(WorkloadOp::Scan, 100)],
             Workload::ReadMissing => &[(WorkloadOp::ReadMissing, 100)],
             Workload::SeekRandom => &[(WorkloadOp::List, 100)],
-            Workload::DeleteSequential | Workload::DeleteRandom => &[(WorkloadOp::Delete, 100)],
+            Workload::DeleteSequential | Workload::DeleteRandom | Workload::DeleteUniqueRandom => {
+                &[(WorkloadOp::Delete, 100)]
+            }
             Workload::YcsbA => &[(WorkloadOp::Read, 50), (WorkloadOp::Store, 50)],
             Workload::YcsbB => &[(WorkloadOp::Read, 95), (WorkloadOp::Store, 5)],
             Workload::YcsbD => &[(WorkloadOp::Read, 95), (WorkloadOp::Insert, 5)],
@@ -168,7 +175,8 @@ impl Workload {
             Workload::FillSequential
             | Workload::FillUniqueRandom
             | Workload::ReadSequential
-            | Workload::DeleteSequential => None,
+            | Workload::DeleteSequential
+            | Workload::DeleteUniqueRandom => None,
             Workload::FillRandom
             | Workload::Overwrite
             | Workload::ReadRandom

@@ -5,6 +5,7 @@ use octokv_device::ssd_model::DriveProfile;
 use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, TreeOptions};
 use octokv_nvmf::{AnaState, HealthStatus, HostAcl, SubsystemConfig};
 use octokv_runtime::{DeviceDriver, Polling};
+use octokv_sched::StartingCosts;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -138,9 +139,9 @@ pub struct NodeConfig {
     /// Options of Key Value namespaces whose engine is ordered. An iterator that its host does not use ends after [`TreeOptions::iterator_idle`], at least
     /// [`ITERATOR_IDLE_MIN`].
     pub tree: TreeOptions,
-    /// Whether commands of a namespace on several devices wait for tokens of their device, as many as its latency allows; hosts may ask for
-    /// those that are free.
-    pub device_tokens: bool,
+    /// With starting costs, commands of a namespace on several devices wait for tokens of their device, as many as its latency allows, and hosts may ask
+    /// for those that are free. `None` without tokens.
+    pub device_tokens: Option<StartingCosts>,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
     /// Policy for data that the devices of namespace 1 already hold.
@@ -197,7 +198,7 @@ impl Default for NodeConfig {
             compact_bytes_per_second: None,
             scrub_bytes_per_second: SCRUB_BYTES_PER_SECOND,
             tree: OpenConfig::TREE,
-            device_tokens: false,
+            device_tokens: None,
             format: FormatConfig::default(),
             existing_data: ExistingDataPolicy::Check,
             namespaces: Vec::new(),

@@ -8,7 +8,7 @@ use crate::core_namespaces::OpenDevice;
 use crate::error::StartError;
 use octokv_base::Nanos;
 use octokv_device::health::DeviceHealth;
-use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel};
+use octokv_device::ssd_model::{DriveProfile, SharedSsdModel, SsdModel, shared_model};
 use octokv_device::supervised::DeviceSupervision;
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_device::{Device, FileDevice, Geometry, MemoryDevice, RamDisk, SimulatedSsd};
@@ -16,7 +16,6 @@ use octokv_engine::volume::FORMAT_REGION_BYTES;
 use octokv_runtime::{DeviceHandle, DeviceSource, ReactorHandle};
 use octokv_sys::file::{DeviceOpenError, open_device};
 use octokv_sys::process::available_memory_bytes;
-use parking_lot::Mutex;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -67,7 +66,7 @@ impl NamespaceDevice {
         let model = SsdModel::new(*drive, block_bytes);
         let model = if is_new { model } else { model.prefilled() };
         tracing::info!(device = storage.name(), drive = drive.product, "emulating a drive's latency");
-        Ok((NamespaceDevice::new(storage, Some(Arc::new(Mutex::new(model)))), is_new))
+        Ok((NamespaceDevice::new(storage, Some(shared_model(model))), is_new))
     }
 
     /// Its name in messages.

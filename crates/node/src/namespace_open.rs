@@ -46,8 +46,8 @@ pub(crate) struct NamespaceOpenOptions {
     /// Of the scrub of each Key Value namespace; 0 for none.
     pub scrub_bytes_per_second: u64,
     pub tree: TreeOptions,
-    /// Whether commands of a namespace on several devices wait for tokens of their device.
-    pub device_tokens: bool,
+    /// Starting costs of a namespace on several devices, whose commands wait for tokens of their device; `None` without tokens.
+    pub device_tokens: Option<StartingCosts>,
     pub cores: usize,
     /// Seed of a new volume's random identifiers; `None` takes it from the operating system.
     pub seed: Option<u64>,
@@ -302,7 +302,7 @@ pub(crate) fn open_config(
         tree: options.tree,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
-        tokens: options.device_tokens.then(StartingCosts::default),
+        tokens: options.device_tokens,
     }
 }
 
@@ -428,7 +428,7 @@ mod tests {
             compact_bytes_per_second: Some(0),
             scrub_bytes_per_second: 0,
             tree: OpenConfig::TREE,
-            device_tokens: false,
+            device_tokens: None,
             cores: 1,
             seed: Some(1),
         };

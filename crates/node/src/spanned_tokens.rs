@@ -95,7 +95,7 @@ mod tests {
     use octokv_engine::conformance::key_of;
     use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, QueueReport, Volume, WallClock};
     use octokv_runtime::block_on;
-    use octokv_sched::{StartingCosts, TenantQos};
+    use octokv_sched::{KindCost, STARTING_TOKENS_MAX, StartingCosts, TenantQos};
     use std::rc::Rc;
 
     fn volume(tokens: Option<StartingCosts>) -> AnyVolume {
@@ -147,6 +147,31 @@ mod tests {
         assert_eq!(commands.map(|command| source.cost(1, command)), [16, 128, 32]);
         assert_eq!((get.of(1), put.of(1), delete.of(0), put.of(8192)), (16, 64, 32, 128));
         assert!(SpannedTokens::of(&volume).is_some() && SpannedTokens::of(&self::volume(None)).is_none());
+    }
+
+    #[test]
+    fn hosts_read_the_starting_costs_of_the_configuration() {
+        let most = KindCost { tokens: STARTING_TOKENS_MAX, tokens_per_4k: STARTING_TOKENS_MAX };
+        let costs = StartingCosts {
+            get: KindCost { tokens: 16, tokens_per_4k: 5 },
+            put: most,
+            delete: KindCost { tokens: 7, tokens_per_4k: 1 },
+        };
+        let volume = volume(Some(costs));
+        let AnyVolume::Spanned(spanned) = &volume else { panic!("it spans devices") };
+        let log = SpannedTokens { volume: spanned.clone() }.device_log();
+        let log = DeviceLog::check(&log.encode()).expect("is valid");
+        let most = STARTING_TOKENS_MAX as u16;
+        for DeviceEntry { get, put, delete, .. } in log.devices {
+            assert_eq!(get, LoggedCost { tokens: 16, tokens_per_4k: 5 });
+            assert_eq!(put, LoggedCost { tokens: most, tokens_per_4k: most });
+            assert_eq!(delete, LoggedCost { tokens: 7, tokens_per_4k: 1 });
+        }
+        let reports: Vec<_> = volume.device_reports().iter().filter_map(|report| report.tokens).collect();
+        assert_eq!(reports.len(), 3);
+        for QueueReport { get_cost, put_cost, delete_cost, .. } in reports {
+            assert_eq!((get_cost, put_cost, delete_cost), (16, STARTING_TOKENS_MAX, 7));
+        }
     }
 
     #[test]

@@ -19,7 +19,8 @@ mod plots;
 mod rocksdb;
 mod targets;
 
-pub use platform::PLATFORM;
+pub use local_engine::local_volume_config;
+pub use platform::{PLATFORM, SPIN_BEFORE_SLEEP};
 pub use targets::session_config;
 
 use crate::choices::DurabilityChoice;
@@ -41,7 +42,6 @@ use octokv_engine::Durability;
 use octokv_runtime::Polling;
 use octokv_sys::{clock, file, output_file, process};
 use output::print_result;
-use platform::SPIN_BEFORE_SLEEP;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use crate::admin;
 use crate::arg_parsers::parse_host_nqn;
+use crate::calibrate_args::CalibrateArgs;
 use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
@@ -129,6 +130,8 @@ pub enum CliCommand {
     Upgrade(UpgradeArgs),
     /// Benchmark a node, or a local engine: throughput and latency.
     Bench(Box<BenchArgs>),
+    /// Measure what puts and deletes cost a device, relative to gets, as starting costs of device tokens (`octokv serve --token-costs`).
+    Calibrate(Box<CalibrateArgs>),
     /// Run deterministic simulations with injected faults; a failure prints the command that replays its seed.
     Sim(SimArgs),
     /// Run a paper's experiment and print its results beside those of this machine.
@@ -185,6 +188,9 @@ pub struct ServeArgs {
     /// Namespaces on several devices: commands wait for tokens of their device, whose latency adapts them.
     #[arg(long)]
     pub device_tokens: bool,
+    /// With --device-tokens: file of starting costs that `octokv calibrate --json` wrote, or "none".
+    #[arg(long, value_name = "FILE")]
+    pub token_costs: Option<String>,
     /// Engine lsm: compress the blocks of new tables (LZ4).
     #[arg(long)]
     pub compress: bool,
@@ -405,9 +411,9 @@ pub struct BenchArgs {
     #[arg(long, value_name = "NAME", default_value = "kv")]
     pub system: SystemArg,
     /// fillseq, fillrandom, filluniquerandom, overwrite, readseq, readrandom, readmissing, readwhilewriting, seekrandom,
-    /// scanrandom, scanwhilewriting, deleteseq, deleterandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
+    /// scanrandom, scanwhilewriting, deleteseq, deleterandom, deleteuniquerandom, ycsb-a to ycsb-f, ycsb-w; a list runs in order.
     ///
-    /// Keys: fillseq, readseq and deleteseq use them in order, filluniquerandom each once in random order, ycsb-d draws
+    /// Keys: fillseq, readseq and deleteseq use them in order, filluniquerandom and deleteuniquerandom each once in random order, ycsb-d draws
     /// the latest, other ycsb-* by zipf, the rest uniformly. readmissing reads keys that were never stored.
     /// readwhilewriting reads beside one more stream, which stores. seekrandom lists 100 keys from a random one.
     /// scanrandom reads --scan-length pairs in order from a random key, by an iterator of its own; scanwhilewriting does

@@ -10,6 +10,7 @@ use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::namespace_config;
 use crate::size::{PrefetchSetting, RateSetting, Size, UnitSetting};
+use crate::token_costs;
 use octokv_admin::DeviceNames;
 use octokv_admin::scheduling_api::SchedConfigPatch;
 use octokv_base::Nanos;
@@ -19,6 +20,7 @@ use octokv_engine::{EngineKind, FormatConfig, HashKind, TreeOptions};
 use octokv_node::{DeviceConfig, ExistingDataPolicy, NodeConfig};
 use octokv_nvmf::SubsystemConfig;
 use octokv_runtime::DeviceDriver;
+use octokv_sched::StartingCosts;
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -43,6 +45,7 @@ pub struct ConfigFile {
     pub value_prefetch: PrefetchSetting,
     pub compress: bool,
     pub device_tokens: bool,
+    pub token_costs: String,
     pub unit: UnitSetting,
     pub hash: HashChoice,
     pub bitmap_partitions: u32,
@@ -101,6 +104,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "value_prefetch",
     "compress",
     "device_tokens",
+    "token_costs",
     "unit",
     "hash",
     "bitmap_partitions",
@@ -209,7 +213,8 @@ impl Default for ConfigFile {
             iterator_idle_s: node.tree.iterator_idle.0 / NANOS_PER_SECOND,
             value_prefetch: PrefetchSetting(node.tree.prefetch),
             compress: node.tree.compresses,
-            device_tokens: node.device_tokens,
+            device_tokens: node.device_tokens.is_some(),
+            token_costs: NONE.to_owned(),
             unit: UnitSetting(format.unit_bytes),
             hash: match format.hash {
                 HashKind::Xxh3 => HashChoice::Xxh3,
@@ -287,14 +292,18 @@ pub fn node_config(flags: &ServeArgs) -> Result<(NodeConfig, AdminConfig), Strin
     {
         return Err(format!("{flag} is for engine = \"log\", which no namespace has"));
     }
+    if flags.token_costs.is_some() && !config.device_tokens {
+        return Err("--token-costs is for --device-tokens, which is off".to_owned());
+    }
     let existing_data = if flags.format { ExistingDataPolicy::Discard } else { ExistingDataPolicy::Check };
     let node_config = config.to_node_config(existing_data);
     let admin_config = config.admin_config();
-    node_config.map(|settings| (settings, admin_config)).map_err(|InvalidSetting { key, requirement }| {
+    let settings = node_config.map_err(|InvalidSetting { key, requirement }| {
         let location = source.as_ref().and_then(|(path, text)| config_error::locate_key(path, text, key));
         let location = location.map_or_else(String::new, |location| format!("{location}: "));
         format!("{location}{key} must be {requirement}")
-    })
+    })?;
+    Ok((NodeConfig { device_tokens: config.starting_costs()?, ..settings }, admin_config))
 }
 
 /// Parses a configuration file over the defaults.
@@ -324,6 +333,7 @@ impl ConfigFile {
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
         self.device_tokens |= flags.device_tokens;
+        over(&mut self.token_costs, &flags.token_costs);
         over(&mut self.inline_bytes_max, &flags.inline_bytes_max);
         over(&mut self.swap_bytes, &flags.swap_bytes);
         over(&mut self.partitions, &flags.partitions);
@@ -344,6 +354,15 @@ impl ConfigFile {
         }
         if !flags.cores.is_empty() {
             self.cores.clone_from(&flags.cores);
+        }
+    }
+
+    /// The starting costs of device tokens, those of `token_costs` if that names a file; `None` without tokens.
+    fn starting_costs(&self) -> Result<Option<StartingCosts>, String> {
+        match self.token_costs.as_str() {
+            _ if !self.device_tokens => Ok(None),
+            NONE => Ok(Some(StartingCosts::default())),
+            path => token_costs::read(Path::new(path)).map(Some),
         }
     }
 
@@ -372,6 +391,9 @@ impl ConfigFile {
             if let Err(why) = octokv_wire::nqn::check(host) {
                 return bad("hosts", &format!("\"any\", or host NQNs; \"{host}\" is not one ({why})"));
             }
+        }
+        if self.token_costs.is_empty() {
+            return bad("token_costs", "a path, or \"none\"");
         }
         for (key, location) in [("state", &self.state), ("admin", &self.admin)] {
             if location.is_empty() {
@@ -503,7 +525,7 @@ impl ConfigFile {
                 prefetch: self.value_prefetch.0,
                 compresses: self.compress,
             },
-            device_tokens: self.device_tokens,
+            device_tokens: self.device_tokens.then(StartingCosts::default),
             format,
             existing_data,
             durability: match self.durability {

@@ -119,6 +119,45 @@ fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
 }
 
 #[test]
+fn token_costs_are_those_of_their_file_and_need_device_tokens() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("costs.json");
+    let kind = |tokens: u32| format!("{{\"tokens\": {tokens}, \"tokens_per_4k\": 3}}");
+    let text = |put| {
+        let (get, put, delete) = (kind(16), kind(put), kind(5));
+        format!(
+            "{{\"schema\": \"octokv-token-costs/1\", \"get\": {get}, \"put\": {put}, \"delete\": {delete}}}"
+        )
+    };
+    std::fs::write(&path, text(70)).unwrap();
+    let file = path.to_str().unwrap().to_owned();
+    let of = |device_tokens, token_costs: Option<&str>| {
+        let token_costs = token_costs.map(str::to_owned);
+        let flags = ServeArgs { device_tokens, token_costs, ..ServeArgs::default() };
+        node_config(&flags).map(|(node, _)| node.device_tokens)
+    };
+    assert_eq!(of(false, None), Ok(None));
+    for none in [None, Some("none")] {
+        assert_eq!(of(true, none), Ok(Some(StartingCosts::default())));
+    }
+    let costs = of(true, Some(&file)).unwrap().expect("tokens are on");
+    assert_eq!((costs.get.tokens, costs.put.tokens, costs.delete.tokens), (16, 70, 5));
+    assert_eq!(of(false, Some(&file)), Err("--token-costs is for --device-tokens, which is off".to_owned()));
+    assert_eq!(of(true, Some("")), Err("token_costs must be a path, or \"none\"".to_owned()));
+    // By the configuration file, which may name costs that are not used.
+    let config_path = directory.path().join("octokv.toml");
+    for (device_tokens, used) in [(true, Some(costs)), (false, None)] {
+        std::fs::write(&config_path, format!("device_tokens = {device_tokens}\ntoken_costs = \"{file}\""))
+            .unwrap();
+        let flags = ServeArgs { config: Some(config_path.clone()), ..ServeArgs::default() };
+        assert_eq!(node_config(&flags).unwrap().0.device_tokens, used);
+    }
+    std::fs::write(&path, text(0)).unwrap();
+    let refused = of(true, Some(&file)).unwrap_err();
+    assert!(refused.contains("costs.json: put.tokens is 0; must be"), "{refused}");
+}
+
+#[test]
 fn prefetch_and_compression_of_trees_are_those_of_the_file_or_the_flags() {
     let of = |config: &ConfigFile| {
         let tree = config.to_node_config(ExistingDataPolicy::Check).unwrap().tree;

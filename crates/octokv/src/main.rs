@@ -1,5 +1,5 @@
 //! The octokv binary: `serve`; `ns`, `compact`, `host`, `ana`, `sched` and `stats` for a running node; the client commands,
-//! `bench`, `check`, `upgrade`, `sim`, `reproduce`, `demo`.
+//! `bench`, `calibrate`, `check`, `upgrade`, `sim`, `reproduce`, `demo`.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 usage error (arguments, the configuration file, or an invalid change),
 //! 3 the key does not exist. Results go to standard output; messages, progress and log lines to standard error.
@@ -18,6 +18,7 @@
 //! - [`kv_commands`]: put, get, delete, exist, list; [`scan`](mod@scan): scan.
 //! - [`check`]: verifies a device; [`upgrade`]: makes its volume one of the newest format.
 //! - [`bench`](mod@bench): benchmarks, a table, a JSON report.
+//! - [`calibrate`]: measures the starting costs of device tokens; [`calibrate_args`]: its flags; [`token_costs`]: the file of the costs.
 //! - [`sim`]: deterministic simulations with injected faults.
 //! - `reproduce`: the papers' experiments (crate `octokv_lab`), with the cargo feature `lab`.
 //! - [`demo`]: a demonstration on a temporary file.
@@ -32,6 +33,8 @@
 mod admin;
 mod arg_parsers;
 mod bench;
+mod calibrate;
+mod calibrate_args;
 mod check;
 mod choices;
 mod cli;
@@ -51,6 +54,7 @@ mod sched;
 mod serve;
 mod sim;
 mod size;
+mod token_costs;
 mod upgrade;
 
 use clap::Parser;
@@ -86,6 +90,7 @@ fn main() -> ExitCode {
         CliCommand::Check(check) => check::run(&check),
         CliCommand::Upgrade(upgrade) => upgrade::run(&upgrade),
         CliCommand::Bench(bench) => bench::run(&bench),
+        CliCommand::Calibrate(calibrate) => calibrate::run(&calibrate),
         CliCommand::Sim(sim) => sim::run(&sim),
         #[cfg(feature = "lab")]
         CliCommand::Reproduce(reproduce) => reproduce::run(&reproduce),

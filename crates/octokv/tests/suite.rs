@@ -16,6 +16,7 @@ mod bench_baselines;
 mod bench_systems;
 mod bench_targets;
 mod bench_workloads;
+mod calibrate;
 mod common;
 mod compaction;
 mod devices;

@@ -12,7 +12,8 @@
 //! latency and a cost of several Gets (Gimbal, SIGCOMM 2021, §3.2). So the times are fitted to the lengths of rounds,
 //! by normalized least mean squares: it changes only the kinds that occur in a round, each in proportion to its part.
 //! As long as the mix of kinds is constant the times stay as near to their starting ratios as the sum allows. ReFlex
-//! (ASPLOS 2017, §3.2.1) measures the same times offline; starting values are constants here.
+//! (ASPLOS 2017, §3.2.1) and LEED (SIGCOMM 2023, §3.4) measure the same times offline; starting values are constants here, or
+//! those of such a measurement ([`StartingCosts::of_time_ratios`]).
 //!
 //! Invariants: the cost of a Get of up to 4 KiB is 16 tokens; that of another kind is within an eighth and eight times
 //! its starting cost, and at least 1. Tested below and in `device_tokens`.
@@ -21,6 +22,9 @@ use octokv_base::Nanos;
 
 /// The tokens of a Get of up to 4 KiB.
 pub const GET_TOKENS: u32 = 16;
+/// The greatest starting cost of a command of up to 4 KiB, and of each further 4 KiB: that of a command of 8 KiB then fits the 16 bits in
+/// which hosts read it.
+pub const STARTING_TOKENS_MAX: u32 = u16::MAX as u32 / 2;
 /// The greatest factor by which measurement changes a starting cost, up or down.
 const COST_FACTOR_MAX: f64 = 8.0;
 /// Bytes for which a command is charged once more (ReFlex charges by 4 KiB).
@@ -83,6 +87,19 @@ impl Default for StartingCosts {
 }
 
 impl StartingCosts {
+    /// The costs of a device on which the times of commands have these ratios to that of a Get, all with values of `value_bytes` (LEED, SIGCOMM 2023,
+    /// §3.4, measures them offline). A Get and a Put are charged by 4 KiB of their values, a Delete by none. Each cost is rounded to whole
+    /// tokens, within 1 and [`STARTING_TOKENS_MAX`].
+    pub fn of_time_ratios(value_bytes: usize, put: f64, delete: f64) -> StartingCosts {
+        let tokens = |ratio: f64| {
+            let tokens = (f64::from(GET_TOKENS) * ratio).round() as u32;
+            let tokens = tokens.clamp(1, STARTING_TOKENS_MAX);
+            KindCost { tokens, tokens_per_4k: tokens }
+        };
+        let charged = value_bytes.div_ceil(CHARGED_BYTES).max(1) as f64;
+        StartingCosts { get: tokens(1.0), put: tokens(put), delete: tokens(delete * charged) }
+    }
+
     fn of_kind(&self, kind: CostKind) -> KindCost {
         match kind {
             CostKind::Get => self.get,
@@ -171,6 +188,23 @@ mod tests {
             (CostKind::Put, usize::MAX, 65535),
         ] {
             assert_eq!(costs.of(kind, bytes), tokens, "{kind:?} {bytes}");
+        }
+    }
+
+    #[test]
+    fn time_ratios_are_the_ratios_of_costs_at_their_value_length() {
+        for (value_bytes, put, delete, tokens) in [
+            (1024, 2.5, 1.25, (16, 40, 20)),
+            (4096, 0.5, 0.01, (16, 8, 1)),
+            (10_000, 3.0, 1.0, (48, 144, 48)),
+            (0, 1e9, 0.0, (16, 32_767, 1)),
+        ] {
+            let costs = StartingCosts::of_time_ratios(value_bytes, put, delete);
+            let of = |kind, bytes| costs.of(kind, bytes);
+            let have =
+                (of(CostKind::Get, value_bytes), of(CostKind::Put, value_bytes), of(CostKind::Delete, 0));
+            assert_eq!(have, tokens, "{value_bytes} {put} {delete}");
+            assert!(of(CostKind::Put, 8192) < u32::from(u16::MAX), "it fits the log page");
         }
     }
 

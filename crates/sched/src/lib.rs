@@ -43,7 +43,7 @@ pub mod policy;
 pub mod requeue;
 pub mod router;
 
-pub use command_costs::{CostKind, KindCost, MeasuredCosts, StartingCosts};
+pub use command_costs::{CostKind, GET_TOKENS, KindCost, MeasuredCosts, STARTING_TOKENS_MAX, StartingCosts};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use config::{MigrateTenants, Policy, SchedConfig, SettingError, TenantQos};
 pub use device_tokens::{DeviceTokens, EndedCommand};

@@ -125,6 +125,7 @@ impl MeasurementSetup {
             open,
             driver: DeviceDriver::Auto,
             device_depth: DEVICE_DEPTH,
+            drive: None,
             pool_bytes: POOL_BYTES,
             now: self.platform.now,
         };

@@ -41,6 +41,11 @@ use std::task::{Context, Poll, ready};
 /// A drive's model, shared by the devices of all cores.
 pub type SharedSsdModel = Arc<Mutex<SsdModel>>;
 
+/// A model for the devices of all cores.
+pub fn shared_model(model: SsdModel) -> SharedSsdModel {
+    Arc::new(Mutex::new(model))
+}
+
 /// One core's view of a simulated drive.
 pub struct SimulatedSsd {
     inner: Rc<dyn Device>,

@@ -52,7 +52,6 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
     if !bench.against.is_empty() && engine == EngineKind::Lsm && cache_bytes == 0 {
         return usage("--against with --engine lsm needs --cache, which both get");
     }
-    let node = NodeConfig::default();
     let value_bytes_max = u32::try_from(config.value_sizes.max_bytes()).unwrap_or(u32::MAX);
     let format = FormatConfig {
         engine,
@@ -63,31 +62,45 @@ pub fn open(bench: &BenchArgs, config: &BenchConfig) -> Result<LocalEngine, CliE
         seed: process::random_u64().context("random numbers for a format")?,
         ..defaults
     };
+    let defaults =
+        local_volume_config(format, bench.durability, bench.client_cores.len().max(1), cache_bytes);
+    let volume = LocalVolumeConfig { pool_bytes: pool_bytes(bench, defaults.pool_bytes), ..defaults };
+    let device = file::open_device(path, bench.size.map(|Size(bytes)| bytes), true)
+        .with_context(|| format!("device {}", path.display()))?;
+    Ok(LocalEngine::open(device, volume, bench.format).map_err(|error| anyhow!("{error}"))?)
+}
+
+/// The configuration of a volume that is opened as `octokv serve` does by default.
+pub fn local_volume_config(
+    format: FormatConfig,
+    durability: Option<DurabilityChoice>,
+    cores: usize,
+    cache_bytes: u64,
+) -> LocalVolumeConfig {
+    let node = NodeConfig::default();
     let open = OpenConfig {
-        durability: match bench.durability {
+        durability: match durability {
             None | Some(DurabilityChoice::Flush) => Durability::PowerSafe,
             Some(DurabilityChoice::Device) => Durability::Completed,
         },
-        cores: bench.client_cores.len().max(1),
+        cores,
         cache_bytes,
         prepare_bytes: node.prepare_bytes,
-        compact_bytes_per_second: default_compact_bytes_per_second(engine),
+        compact_bytes_per_second: default_compact_bytes_per_second(format.engine),
         tree: OpenConfig::TREE,
         swap_gap: OpenConfig::SWAP_GAP,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
         tokens: None,
     };
-    let volume = LocalVolumeConfig {
+    LocalVolumeConfig {
         format,
         open,
         driver: node.driver,
         device_depth: node.device_depth,
-        pool_bytes: pool_bytes(bench, node.buffer_bytes),
+        drive: None,
+        pool_bytes: node.buffer_bytes,
         now: clock::now,
-    };
-    let device = file::open_device(path, bench.size.map(|Size(bytes)| bytes), true)
-        .with_context(|| format!("device {}", path.display()))?;
-    Ok(LocalEngine::open(device, volume, bench.format).map_err(|error| anyhow!("{error}"))?)
+    }
 }
 
 /// Bytes of buffers of each core.
