@@ -295,7 +295,7 @@ mod tests {
     const PLATFORM: GeneratorPlatform =
         GeneratorPlatform { now: clock::now, spawn: |_, body| thread::spawn("octokv-load", body).map(drop) };
     /// The interval of reads of the model drive: longer than what the processor needs for an operation.
-    const READ: Nanos = Nanos::from_micros(100);
+    const READ: Nanos = Nanos::from_micros(250);
 
     fn config() -> CalibrationConfig {
         CalibrationConfig {
