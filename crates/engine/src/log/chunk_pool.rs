@@ -420,9 +420,12 @@ impl ChunkPool {
         self.counters(partition, kind).map_or(SealedSums::default(), SealedCounters::load)
     }
 
-    /// The bytes that live data cannot have beside what the limits allow for: [`ChunkSizes::key_end_excess_bytes`] of all key logs.
-    pub fn key_end_excess_bytes(&self) -> u64 {
-        self.sizes.key_end_excess_bytes(&self.key_logs.load())
+    /// The bytes that live data of this purpose cannot have beside what the limits allow for: [`ChunkSizes::key_end_excess_bytes`] of all key logs, as far as
+    /// the reserve has no room for them.
+    pub fn key_end_excess_bytes(&self, purpose: ChunkPurpose) -> u64 {
+        let chunk_bytes = u64::from(self.sizes.units) * u64::from(self.sizes.unit_bytes);
+        let room = u64::from(self.limits.reserve_room(purpose)) * chunk_bytes;
+        self.sizes.key_end_excess_bytes(&self.key_logs.load()).saturating_sub(room)
     }
 
     /// The part of a chunk in the sums of its log: none if it is not sealed.

@@ -125,6 +125,16 @@ impl SpaceLimits {
         self.pool - self.tombstone_reserve
     }
 
+    /// The chunks of the reserve that the progress of writes of this purpose does not need: in large pools, in which the reserve is a sixteenth.
+    pub fn reserve_room(&self, purpose: ChunkPurpose) -> u32 {
+        let (reserve, floor) = match purpose {
+            ChunkPurpose::User => (self.reserve, self.start),
+            _ => (self.tombstone_reserve, self.delete),
+        };
+        let held = CHUNKS_HELD_PER_STORE * self.stores;
+        reserve - held - floor - GARBAGE_CHUNKS_MIN - self.pool.div_ceil(CHUNK_END_DIVISOR)
+    }
+
     /// The free chunks that work of this purpose leaves when it begins: with fewer it waits.
     pub fn pass_floor(&self, purpose: ChunkPurpose) -> u32 {
         match purpose {
@@ -215,6 +225,11 @@ mod tests {
         assert!(limits.garbage_chunks_min(limits.tombstone_chunks(), limits.delete) >= least, "{}", at());
         // Compaction reaches its end: garbage is left where it stops.
         assert!(limits.garbage_chunks_min(limits.capacity_chunks(), limits.start) >= least, "{}", at());
+        // The same if ends of chunks take the room of the reserves beside their 32nd.
+        let puts = limits.capacity_chunks() + limits.reserve_room(ChunkPurpose::User);
+        assert!(limits.garbage_chunks_min(puts, limits.start) >= least, "{}", at());
+        let tombstones = limits.tombstone_chunks() + limits.reserve_room(ChunkPurpose::Delete);
+        assert!(limits.garbage_chunks_min(tombstones, limits.delete) >= least, "{}", at());
         // When all garbage is collected, a write can begin, alone, whatever its length: it takes from the capacity that it was granted.
         let free_at_end = limits.garbage_chunks_min(limits.capacity_chunks(), 0);
         assert!(free_at_end >= i64::from(limits.pass) + limits.chunks_taken_max(1, 1, 1) as i64, "{}", at());

@@ -156,7 +156,7 @@ impl PassState {
         let used = self.used_bytes.saturating_add(self.granted_bytes).saturating_add(live_bytes);
         // The garbage of pinned chunks is not freed.
         let limit = kind.limit_chunks(pool.limits()).map(|chunks| chunks.saturating_sub(pool.pinned()));
-        let used = used.saturating_add(pool.key_end_excess_bytes());
+        let used = used.saturating_add(pool.key_end_excess_bytes(kind.purpose()));
         limit.is_none_or(|chunks| used <= u64::from(chunks) * chunk_bytes)
     }
 

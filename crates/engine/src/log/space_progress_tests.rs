@@ -162,7 +162,8 @@ impl Model {
     /// A put; false if the capacity does not admit it.
     fn put(&mut self, store: usize, value: usize, units: u64) -> bool {
         let taken = units + u64::from(self.sizes.image);
-        let ends = self.pool.key_end_excess_bytes().div_ceil(self.pool.sizes().unit_bytes.into());
+        let ends =
+            self.pool.key_end_excess_bytes(ChunkPurpose::User).div_ceil(self.pool.sizes().unit_bytes.into());
         if self.used + taken + ends > self.capacity_units() {
             return false;
         }

@@ -10,6 +10,7 @@ use super::log_place::LogKind;
 use super::running_compactions::RunningCompactions;
 use super::scrub_state::ScrubState;
 use super::settings::{LogSettings, checkpoint_interval_bytes};
+use super::space_limits::ChunkPurpose;
 use super::space_pass::SpacePasses;
 use super::store::Store;
 use super::superblock::LogSuperblock;
@@ -114,7 +115,7 @@ impl LogVolume {
         // One split of each store at a time.
         let segments_max = segments_max.saturating_sub(stores.len() as u64);
         let passes = SpacePasses::new(used_bytes, superblock.layout.unit_bytes, stores.len());
-        let used_of_capacity = used_bytes + pool.key_end_excess_bytes();
+        let used_of_capacity = used_bytes + pool.key_end_excess_bytes(ChunkPurpose::User);
         for store in &stores {
             passes.set_key_tail(store.id, store.state.lock().keys.tail().unit, &pool);
         }
@@ -234,7 +235,7 @@ impl LogVolume {
 
     /// The bytes of [`LogVolume::capacity_bytes`] that are used: live data, and what ends of key chunks take beyond what the limits allow for.
     pub(super) fn used_of_capacity(&self) -> u64 {
-        self.passes.used_bytes() + self.pool.key_end_excess_bytes()
+        self.passes.used_bytes() + self.pool.key_end_excess_bytes(ChunkPurpose::User)
     }
 
     /// Tombstones of lower versions are as absent keys.
