@@ -121,7 +121,9 @@ fn chunks_bytes_and_images_are_those_of_the_writes() {
     let records: u64 = (0..KEYS).map(|index| record_bytes(index) + ID_BYTES).sum();
     assert_eq!(full.values.live_bytes, records);
     assert!(full.values.chunks * full.chunk_bytes >= full.values.live_bytes, "{full:?}");
-    assert_eq!(full.keys.live_bytes + full.values.live_bytes, statistics.used_bytes);
+    // What the ends of key chunks take beside live data: of each less than a marker, and an image of two units.
+    let ends = statistics.used_bytes - (full.keys.live_bytes + full.values.live_bytes);
+    assert!(ends < full.keys.chunks * 3 * 512, "{ends} {full:?}");
     assert!(full.keys.live_bytes >= full.segments * 512 / 2 && full.keys.live_bytes >= full.entry_bytes);
     let key_bytes: u64 = (0..KEYS).map(|index| key_of(index).len() as u64).sum();
     assert!((key_bytes + 8 * KEYS..key_bytes + 24 * KEYS).contains(&full.entry_bytes), "{full:?}");
