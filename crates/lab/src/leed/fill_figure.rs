@@ -48,6 +48,7 @@ fn add_filled(points: &mut DataPoints, size: usize, live: u8, stats: &LoadStats)
     let written = stats.written_bytes() / puts(stats);
     let mut add = |series: &str, value: f64, unit| points.add(&format!("{series}, {name}"), &x, value, unit);
     add("puts", stats.per_second() / 1e3, "K/s");
+    add("mean latency with so many", stats.mean_us(1) / 1e3, "ms");
     add("p99 with so many", percentile_us(&stats.latency_ns[1], 990) / 1e3, "ms");
     add("the dies' time", stats.die_share() * 100.0, "%");
     let space = (logs.chunks * logs.chunk_bytes) as f64 / stats.after.engine.keys as f64;
@@ -106,17 +107,17 @@ pub fn fill(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     for (size, pair) in sizes.into_iter().zip(paced.chunks(2)) {
         let name = size_name(VALUE_BYTES[size]);
         points.add(&format!("half of the puts of {most} %, {name}"), "puts", rates[size] / 1e3, "K/s");
-        let of_run = |run: &LeedRun| percentile_us(&run.last().latency_ns[1], 990) / 1e3;
-        let [of_least, of_most] = [of_run(&pair[0]), of_run(&pair[1])];
-        for (live, p99) in [(least, of_least), (most, of_most)] {
-            points.add(&format!("p99 at half of the puts of {most} %, {name}"), &live.to_string(), p99, "ms");
+        let p99_ms = |run: &LeedRun| percentile_us(&run.last().latency_ns[1], 990) / 1e3;
+        for (live, run) in [least, most].into_iter().zip(pair) {
+            let mut add = |latency: &str, ms: f64| {
+                let series = format!("{latency} at half of the puts of {most} %, {name}");
+                points.add(&series, &live.to_string(), ms, "ms");
+            };
+            add("mean latency", run.last().mean_us(1) / 1e3);
+            add("p99", p99_ms(run));
         }
-        points.add(
-            &format!("p99 at {most} % beside {least} %, {name}"),
-            "ratio",
-            of_most / of_least,
-            "times",
-        );
+        let ratio = p99_ms(&pair[1]) / p99_ms(&pair[0]);
+        points.add(&format!("p99 at {most} % beside {least} %, {name}"), "ratio", ratio, "times");
     }
     Ok(points.points)
 }
