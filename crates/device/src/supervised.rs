@@ -159,7 +159,12 @@ impl BegunOperation {
         if let Some(failure) = failure {
             health.fail(failure);
         }
-        ended.unwrap_or_else(|| IoResult::unavailable(None))
+        match (ended, failure) {
+            (None, _) => IoResult::unavailable(None),
+            // The first operation that meets it is answered as those behind it are.
+            (Some(ended), Some(DeviceFailure::Removed(_))) => IoResult::unavailable(ended.buffer),
+            (Some(ended), _) => ended,
+        }
     }
 
     /// The result of the operation; `None` if it hangs, or waits behind what hangs.

@@ -293,7 +293,7 @@ fn a_device_that_is_gone_has_failed_at_once() {
     let (device, health) = core.supervise(memory(&plan));
     plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Error(ENODEV)).once(1));
     assert_eq!(outcome(&mut device.write(Lba(1), block_buffer())), Some(Ok(())));
-    assert_eq!(outcome(&mut device.write(Lba(1), block_buffer())), Some(Err(DeviceError::Io(ENODEV))));
+    assert_eq!(outcome(&mut device.write(Lba(1), block_buffer())), Some(Err(DeviceError::Unavailable)));
     assert_eq!(health.failure(), Some(DeviceFailure::Removed(ENODEV)));
     assert_eq!(outcome(&mut device.read(Lba(1), block_buffer())), Some(Err(DeviceError::Unavailable)));
     assert!(health.failure().expect("failed").to_string().contains("No such device"));

@@ -301,25 +301,25 @@ impl DeviceFile {
     /// Reads into all of `into` from byte `offset`, blocking.
     ///
     /// # Errors
-    /// Returns the kernel's error number; EIO for a read beyond the end of the device.
+    /// Returns the kernel's error number; EIO for a read beyond the end of the device; ENXIO if a block device was removed.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), i32> {
-        self.file.read_exact_at(into, offset).map_err(errno)
+        self.file.read_exact_at(into, offset).map_err(|error| self.error_of(errno(error)))
     }
 
     /// Writes all of `from` at byte `offset`, blocking.
     ///
     /// # Errors
-    /// Returns the kernel's error number.
+    /// Returns the kernel's error number; ENXIO if a block device was removed.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), i32> {
-        self.file.write_all_at(from, offset).map_err(errno)
+        self.file.write_all_at(from, offset).map_err(|error| self.error_of(errno(error)))
     }
 
     /// Makes every completed write survive a power loss (fdatasync), blocking.
     ///
     /// # Errors
-    /// Returns the kernel's error number.
+    /// Returns the kernel's error number; ENXIO if a block device was removed.
     pub fn sync_data(&self) -> Result<(), i32> {
-        self.file.sync_data().map_err(errno)
+        self.file.sync_data().map_err(|error| self.error_of(errno(error)))
     }
 
     /// As [`DeviceFile::sync_data`], and all metadata of the file, its times included (fsync).
@@ -340,6 +340,15 @@ impl DeviceFile {
         let opened = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(descriptor_path);
         let file = opened.map_err(|error| map_open_error(error, libc::O_DIRECT))?;
         from_open_file(file, &self.path, self.is_block_device, self.was_created)
+    }
+
+    /// The error of a failed operation: ENXIO if this is a block device that has become smaller since it was opened. Linux makes a disk that is pulled one
+    /// of 0 bytes, of which reads end early and writes have no space (ENOSPC), as in a full file system.
+    pub(crate) fn error_of(&self, error: i32) -> i32 {
+        let is_smaller = || {
+            rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).is_ok_and(|end| end < self.size_bytes)
+        };
+        if self.is_block_device && is_smaller() { libc::ENXIO } else { error }
     }
 
     /// Deallocates a byte range of the file or block device, blocking. No effect if it does not support that.

@@ -308,10 +308,10 @@ impl UringDriver {
             let operation = operations.remove(entry.user_data() as usize);
             let registered = &mut files[operation.file as usize];
             registered.in_flight -= 1;
+            let result = operation.result(entry.result()).map_err(|error| registered.file.error_of(error));
             if registered.is_unregistered && registered.in_flight == 0 {
                 files.remove(operation.file as usize);
             }
-            let result = operation.result(entry.result());
             on_completion(operation.token, operation.buffer, result);
         }
         before - self.in_flight()
