@@ -49,6 +49,8 @@ pub struct BenchConfig {
     pub scan_length: u32,
     /// Stores per second of the writer beside readwhilewriting or scanwhilewriting; `None` for one after the other.
     pub write_rate: Option<f64>,
+    /// Whether operations that a node answers with an error status are counted as failed, and do not end the run.
+    pub tolerates_errors: bool,
 }
 
 /// Pairs of a scan without another configuration, as in RocksDB's own benchmarks (`tools/benchmark.sh`).
@@ -72,6 +74,7 @@ impl Default for BenchConfig {
             verify: true,
             scan_length: SCAN_LENGTH_DEFAULT,
             write_rate: None,
+            tolerates_errors: false,
         }
     }
 }

@@ -117,6 +117,15 @@ pub enum BenchError {
     },
 }
 
+impl BenchError {
+    /// Whether a node answered an operation with an error status.
+    pub(crate) fn is_status(&self) -> bool {
+        use octokv_client::Error::{Busy, CapacityExceeded, DeviceUnavailable, Status, UnrecoveredRead};
+        let BenchError::Command { error, .. } = self else { return false };
+        matches!(error, CapacityExceeded | Busy | UnrecoveredRead | DeviceUnavailable | Status(_))
+    }
+}
+
 fn open_hint(error: &OpenError) -> &'static str {
     match error {
         OpenError::Superblock(_) => "; the device is unchanged (--format discards its data)",

@@ -454,6 +454,13 @@ impl<S: Sockets> KvWorker<'_, S> {
                 WorkloadOp::Scan => check_scan_response(shared, stream, &mut scans[token as usize], response),
                 _ => check_response(shared, stream.operation, response).map(Some),
             };
+            if shared.config.tolerates_errors && checked.as_ref().is_err_and(BenchError::is_status) {
+                recorder.record_failed(clock());
+                return match (is_writer, &mut *writer) {
+                    (true, Some(writer)) => writer.is_storing = false,
+                    _ => waiting.push(token as u32),
+                };
+            }
             if let (true, Some(writer)) = (is_writer, &mut *writer) {
                 writer.is_storing = false;
                 recorder.record_write_beside(clock());

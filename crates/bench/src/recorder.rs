@@ -37,6 +37,7 @@ pub struct Recorder {
     pub(crate) keys_listed: u64,
     pub(crate) pairs_read: u64,
     pub(crate) writes_beside: u64,
+    pub(crate) failed: u64,
     pub(crate) latency_ns: Histogram<u64>,
     pub(crate) backlog: Backlog,
     pub(crate) series: TimeSeries,
@@ -56,6 +57,7 @@ impl Recorder {
             keys_listed: 0,
             pairs_read: 0,
             writes_beside: 0,
+            failed: 0,
             latency_ns: Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are valid"),
             backlog: Backlog::default(),
             series: TimeSeries::new(start),
@@ -89,6 +91,14 @@ impl Recorder {
     pub fn record_write_beside(&mut self, now: Nanos) {
         if now >= self.start {
             self.writes_beside += 1;
+        }
+    }
+
+    /// Records an operation that ended with an error status at `now`. It is in no other count, and in no latency.
+    #[inline]
+    pub fn record_failed(&mut self, now: Nanos) {
+        if now >= self.start {
+            self.failed += 1;
         }
     }
 
@@ -126,6 +136,7 @@ impl Recorder {
         self.keys_listed += other.keys_listed;
         self.pairs_read += other.pairs_read;
         self.writes_beside += other.writes_beside;
+        self.failed += other.failed;
         self.latency_ns.add(&other.latency_ns).expect("both have the same bounds");
         self.backlog.add(other.backlog);
         self.series.add(other.series);

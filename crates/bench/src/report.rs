@@ -64,6 +64,8 @@ pub struct ReportedConfig {
     pub scan_length: u32,
     /// Stores per second of the writer beside a workload; `None` for one after the other.
     pub write_rate_ops_s: Option<f64>,
+    /// Whether operations that ended with an error status were counted and did not end the run.
+    pub tolerates_errors: bool,
 }
 
 impl ReportedConfig {
@@ -105,6 +107,7 @@ impl ReportedConfig {
             verify: config.verify,
             scan_length: config.scan_length,
             write_rate_ops_s: config.write_rate,
+            tolerates_errors: config.tolerates_errors,
         }
     }
 }

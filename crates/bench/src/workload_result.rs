@@ -51,6 +51,8 @@ pub struct WorkloadResult {
     pub pairs_read: u64,
     /// Stores of the writer beside the workload, which are none of its operations.
     pub writes_beside: u64,
+    /// Operations that ended with an error status, which are in no other count and in no latency.
+    pub failed: u64,
     /// Whether every value read was verified.
     pub verified: bool,
     /// Seconds from the end of the warm-up to the last response.
@@ -189,6 +191,7 @@ impl WorkloadResult {
             keys_listed: recorder.keys_listed,
             pairs_read: recorder.pairs_read,
             writes_beside: recorder.writes_beside,
+            failed: recorder.failed,
             verified: config.verify && (workload.reads_values() || recorder.pairs_read > 0),
             elapsed_s,
             throughput_ops_s,
@@ -284,8 +287,12 @@ pub fn table_row(result: &WorkloadResult) -> String {
     if f.not_found > 0 {
         let _ = write!(line, "  ({} not found)", f.not_found);
     }
-    let beside =
-        [(f.keys_listed, "keys listed"), (f.pairs_read, "pairs read"), (f.writes_beside, "writes beside")];
+    let beside = [
+        (f.keys_listed, "keys listed"),
+        (f.pairs_read, "pairs read"),
+        (f.writes_beside, "writes beside"),
+        (f.failed, "failed"),
+    ];
     for (count, what) in beside.into_iter().filter(|(count, _)| *count > 0) {
         let _ = write!(line, "  ({count} {what})");
     }
@@ -349,6 +356,8 @@ mod tests {
         one.record_write_beside(Nanos(999)); // In the warm-up: not counted.
         one.record_write_beside(Nanos(1_000));
         other.record_write_beside(Nanos(2_000));
+        one.record_failed(Nanos(999)); // In the warm-up: not counted.
+        other.record_failed(Nanos(2_000));
         one.add(other);
         WorkloadResult::new(Workload::ReadRandom, "kv", &BenchConfig::default(), one)
     }
@@ -357,7 +366,7 @@ mod tests {
     fn a_result_adds_up_all_recorders() {
         let f = sample_result();
         assert_eq!((f.operations, f.not_found), (100, 1));
-        assert_eq!((f.pairs_read, f.writes_beside), (200, 2));
+        assert_eq!((f.pairs_read, f.writes_beside, f.failed), (200, 2, 1));
         assert!((f.elapsed_s - 0.002).abs() < 1e-9);
         assert!((f.throughput_ops_s - 50_000.0).abs() < 1e-3);
         assert!((f.throughput_mib_s - 49_500.0).abs() < 1e-3);
@@ -406,6 +415,6 @@ mod tests {
         let end = |text: &str, of: &str| text.find(of).unwrap() + of.len();
         assert_eq!(end(&head, "operations"), end(&line, " 100"));
         assert_eq!(end(&head, "system"), end(&line, " kv"));
-        assert!(line.ends_with("(1 not found)  (200 pairs read)  (2 writes beside)"), "{line}");
+        assert!(line.ends_with("(1 not found)  (200 pairs read)  (2 writes beside)  (1 failed)"), "{line}");
     }
 }

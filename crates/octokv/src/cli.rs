@@ -488,6 +488,10 @@ pub struct BenchArgs {
     /// Send a command once the device of its key has tokens for it (nodes with `device_tokens`).
     #[arg(long)]
     pub flow_control: bool,
+    /// Count operations that the node answers with an error status as failed, and go on: to measure the rest of a node
+    /// while a device fails.
+    #[arg(long)]
+    pub tolerate_errors: bool,
     /// Write the results, with machine and settings, to a file, whose missing directories are created; "-" is standard
     /// output.
     #[arg(long, value_name = "FILE")]

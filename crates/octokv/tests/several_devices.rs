@@ -357,3 +357,27 @@ fn a_load_by_the_tokens_of_the_devices_finds_its_values() {
         server.stop();
     }
 }
+
+#[test]
+fn a_load_counts_the_errors_of_a_missing_device_and_goes_on() {
+    let directory = temp_directory();
+    let devices = paths(directory.path(), &["a", "b", "c"]);
+    start(directory.path(), &devices, &["--engine", "log"]).stop();
+    std::fs::remove_file(&devices[1]).expect("it is there");
+    let server = start(directory.path(), &devices, &["--engine", "log"]);
+    let load =
+        ["bench", "--workload", "fillseq,readrandom", "--num", "300", "--value-size", "500", "--json", "-"];
+    let ended = server.run(&load);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("the key's device is not available"), "{}", ended.stderr);
+    let counted = server.run(&[&load[..], &["--tolerate-errors"]].concat());
+    assert_eq!(counted.code, 0, "{}", counted.stderr);
+    let report: serde_json::Value = serde_json::from_str(counted.text()).expect("a report");
+    for result in report["results"].as_array().expect("of two workloads") {
+        let count = |name: &str| result[name].as_u64().expect(name);
+        // Its third of the keys, more or less.
+        assert!((30..180).contains(&count("failed")), "{result}");
+        assert_eq!((count("operations") + count("failed"), count("not_found")), (300, 0), "{result}");
+    }
+    server.stop();
+}

@@ -49,6 +49,7 @@ pub fn from_flags(bench: &BenchArgs) -> Result<BenchConfig, CliError> {
         verify: !bench.no_verify,
         scan_length: bench.scan_length,
         write_rate: bench.write_rate,
+        tolerates_errors: bench.tolerate_errors,
     };
     for rate in rates(bench) {
         let one = BenchConfig { rate, ..config.clone() };

@@ -17,6 +17,9 @@ pub fn check(bench: &BenchArgs, config: &BenchConfig) -> CliResult {
     if targets > 1 && bench.system != SystemArg::Kv {
         return Err(CliError::Usage("several --url are for --system kv".to_owned()));
     }
+    if bench.tolerate_errors && bench.system != SystemArg::Kv {
+        return Err(CliError::Usage("--tolerate-errors is for --system kv".to_owned()));
+    }
     if let Some(url) = first_duplicate(&bench.url) {
         return Err(CliError::Usage(format!("--url {url} is given twice")));
     }
