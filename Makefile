@@ -4,7 +4,7 @@
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BINARY := $(TARGET)/release/octokv
 
-.PHONY: help demo build test check loom kernel-test log-memory log-overwrites bench ordered-measurements capped-memory core-scaling adversary mutants power-loss soak fuzz clean
+.PHONY: help demo build test check loom kernel-test log-memory log-overwrites bench ordered-measurements capped-memory core-scaling device-failure adversary mutants power-loss soak fuzz clean
 
 help:
 	@echo 'make demo         a node and a client on a temporary file: puts, gets, a kill, a restart'
@@ -16,6 +16,7 @@ help:
 	@echo 'make ordered-measurements  seeks after deletes, scans beside collection, amplification, opening after a kill'
 	@echo 'make capped-memory  the log engine beside RocksDB with little memory, as root: two hours and 60 GB of disk'
 	@echo 'make core-scaling requests replayed on 1 and 2 cores without the network'
+	@echo 'make device-failure  a node on four devices under load, of which one is pulled and replaced'
 	@echo 'make adversary    latency of a well-behaved client, without and with each attack'
 	@echo 'make mutants      cargo-mutants over the engine, SHARD=k/n of it (default 0/8), resumable'
 	@echo 'make power-loss   power loss at sampled events of OPERATIONS (default 100000) of the ordered engine'
@@ -58,6 +59,9 @@ capped-memory:
 
 core-scaling:
 	scripts/core-scaling
+
+device-failure:
+	scripts/device-failure
 
 adversary:
 	scripts/adversary
