@@ -85,8 +85,8 @@ pub enum Error {
     /// The node is busy or not ready: a retry may succeed.
     #[error("the node is busy or not ready")]
     Busy,
-    /// The node cannot read the data from its device.
-    #[error("the data cannot be read back from its device")]
+    /// The data cannot be read, or a write failed on its device: the two have one status of the Key Value command set.
+    #[error("unrecovered error: the device failed, or the data cannot be read back from it")]
     UnrecoveredRead,
     /// The device of the key, one of several, is not available, which says nothing of whether the key exists.
     #[error("the key's device is not available")]

@@ -1,10 +1,10 @@
 //! Flow control by device tokens: which of the requests of several tenants is sent next, by Algorithm 1 of LEED (SIGCOMM 2023, §3.5).
 //!
 //! ```text
-//!   tenants in turn: first request of the queue, for the device of its key
+//!   tenants in turn: the oldest request that is the first of its tenant for the device of its key, and that may be sent
 //!     its tokens ≤ those of the device     ─▶ sent, the tokens are taken            (lines 5 to 7)
 //!     none is outstanding at the device    ─▶ sent                                  (lines 11 to 13)
-//!     otherwise                            ─▶ behind the other requests of its tenant (line 9)
+//!     otherwise                            ─▶ it waits, and requests for other devices pass it (line 9)
 //!   response ─▶ the window of the device is that which it has
 //! ```
 //! In: requests with tenant, device and tokens; responses with the window of a device: the tokens that may be outstanding there. Its tokens are those of the
@@ -13,9 +13,16 @@
 //! an empty device keep a request from waiting for a response that nothing would bring, as Nagle's algorithm does. A round
 //! ([`FlowControl::run`]) ends when no tenant has a request that may be sent, or at its time-out, so that responses are received in between.
 //!
-//! A request that is put behind others may be overtaken by one of the same key: those that wait together are concurrent, as commands in
-//! flight are. Passive, without a clock. Invariants: a request is sent once; with tokens of 0 everywhere one request for each device is
-//! outstanding; a pass looks at one request of each tenant. Tested below.
+//! In the paper a request that may not be sent goes behind all others of its tenant. Which of those for a busy device is first when that has tokens is chance
+//! then, and some wait for long. Here requests of a tenant for one device keep their order.
+//!
+//! Invariants:
+//! - A request is sent once, after the earlier requests of its tenant for its device.
+//! - With windows of 0 one request for each device is outstanding.
+//! - If the first request of a tenant for a device has to wait, no other tenant sends to that device before it.
+//! - A step takes time proportional to tenants × devices, not to waiting requests.
+//!
+//! Passive, without a clock. Tested below.
 
 use octokv_base::Nanos;
 use std::collections::VecDeque;
@@ -39,11 +46,52 @@ struct DeviceFlow {
     /// Requests without a response, and their tokens.
     outstanding: u32,
     outstanding_tokens: u64,
+    /// The tenant whose request is next: it waits for more tokens than others need, who would take them one by one.
+    blocked_by: Option<usize>,
 }
 
 impl DeviceFlow {
     fn tokens(&self) -> u32 {
         u64::from(self.window).saturating_sub(self.outstanding_tokens) as u32
+    }
+
+    fn may_send(&self, tenant: usize, tokens: u32) -> bool {
+        self.blocked_by.is_none_or(|by| by == tenant) && (tokens <= self.tokens() || self.outstanding == 0)
+    }
+}
+
+/// The requests of a tenant that wait.
+#[derive(Debug)]
+struct TenantQueue<R> {
+    /// By device: in the order of their arrival, with their numbers.
+    by_device: Vec<VecDeque<(u64, FlowRequest<R>)>>,
+}
+
+impl<R> TenantQueue<R> {
+    fn new(devices: usize) -> TenantQueue<R> {
+        TenantQueue { by_device: (0..devices).map(|_| VecDeque::new()).collect() }
+    }
+
+    fn len(&self) -> usize {
+        self.by_device.iter().map(VecDeque::len).sum()
+    }
+
+    /// Takes the oldest request that may be sent, of the first for each device. A first request that may not be sent blocks its device for the other tenants.
+    fn take(&mut self, tenant: usize, devices: &mut [DeviceFlow]) -> Option<FlowRequest<R>> {
+        let mut oldest = None;
+        for (queue, device) in self.by_device.iter().zip(&mut *devices) {
+            let Some((number, request)) = queue.front() else { continue };
+            match device.may_send(tenant, request.tokens) {
+                true => {
+                    let candidate = (*number, request.device);
+                    oldest = Some(oldest.map_or(candidate, |oldest: (u64, usize)| oldest.min(candidate)));
+                }
+                false => device.blocked_by = device.blocked_by.or(Some(tenant)),
+            }
+        }
+        let (_, device) = oldest?;
+        devices[device].blocked_by = None;
+        self.by_device[device].pop_front().map(|(_, request)| request)
     }
 }
 
@@ -51,9 +99,11 @@ impl DeviceFlow {
 #[derive(Debug)]
 pub struct FlowControl<R> {
     devices: Vec<DeviceFlow>,
-    tenants: Vec<VecDeque<FlowRequest<R>>>,
+    tenants: Vec<TenantQueue<R>>,
     /// The tenant whose turn it is.
     turn: usize,
+    /// The number of the next request.
+    arrived: u64,
 }
 
 impl<R> FlowControl<R> {
@@ -64,8 +114,9 @@ impl<R> FlowControl<R> {
     pub fn new(tenants: usize, windows: &[u32]) -> FlowControl<R> {
         assert!(tenants > 0 && !windows.is_empty(), "at least one tenant and one device");
         let device = |&window: &u32| DeviceFlow { window, ..DeviceFlow::default() };
-        let devices = windows.iter().map(device).collect();
-        FlowControl { devices, tenants: (0..tenants).map(|_| VecDeque::new()).collect(), turn: 0 }
+        let devices: Vec<DeviceFlow> = windows.iter().map(device).collect();
+        let tenants = (0..tenants).map(|_| TenantQueue::new(devices.len())).collect();
+        FlowControl { devices, tenants, turn: 0, arrived: 0 }
     }
 
     /// Adds a request of a tenant. The caller bounds how many wait.
@@ -74,12 +125,13 @@ impl<R> FlowControl<R> {
     /// If there is no such tenant or device.
     pub fn enqueue(&mut self, tenant: usize, request: FlowRequest<R>) {
         assert!(request.device < self.devices.len(), "device {} of {}", request.device, self.devices.len());
-        self.tenants[tenant].push_back(request);
+        self.tenants[tenant].by_device[request.device].push_back((self.arrived, request));
+        self.arrived += 1;
     }
 
     /// The requests that wait.
     pub fn waiting(&self) -> usize {
-        self.tenants.iter().map(VecDeque::len).sum()
+        self.tenants.iter().map(TenantQueue::len).sum()
     }
 
     /// The tokens of a device.
@@ -92,43 +144,34 @@ impl<R> FlowControl<R> {
         self.devices[device].outstanding
     }
 
-    /// One pass over the tenants, up to the first request that may be sent; the caller sends it.
+    /// The next request that may be sent, of the next tenant that has one; the caller sends it.
     pub fn next_request(&mut self) -> Option<FlowRequest<R>> {
         for _ in 0..self.tenants.len() {
             let tenant = self.turn;
             self.turn = (self.turn + 1) % self.tenants.len();
-            let Some(request) = self.tenants[tenant].pop_front() else { continue };
-            let device = &mut self.devices[request.device];
-            if request.tokens > device.tokens() && device.outstanding >= 1 {
-                self.tenants[tenant].push_back(request);
-                continue;
+            if let Some(request) = self.tenants[tenant].take(tenant, &mut self.devices) {
+                let device = &mut self.devices[request.device];
+                device.outstanding += 1;
+                device.outstanding_tokens += u64::from(request.tokens);
+                return Some(request);
             }
-            device.outstanding += 1;
-            device.outstanding_tokens += u64::from(request.tokens);
-            return Some(request);
         }
         None
     }
 
     /// Sends requests until none may be sent, or until `deadline`; `now` reads the clock before each. How many it sent.
-    ///
-    /// A tenant whose first request has to wait shows its others in the passes that follow: a round ends after as many passes without a
-    /// request as the longest queue has requests.
     pub fn run(
         &mut self,
         deadline: Nanos,
         mut now: impl FnMut() -> Nanos,
         mut send: impl FnMut(FlowRequest<R>),
     ) -> usize {
-        let (mut sent, mut idle_passes) = (0, 0);
-        while idle_passes < self.tenants.iter().map(VecDeque::len).max().unwrap_or(0) && now() < deadline {
-            match self.next_request() {
-                Some(request) => {
-                    send(request);
-                    (sent, idle_passes) = (sent + 1, 0);
-                }
-                None => idle_passes += 1,
-            }
+        let mut sent = 0;
+        while now() < deadline
+            && let Some(request) = self.next_request()
+        {
+            send(request);
+            sent += 1;
         }
         sent
     }
@@ -221,6 +264,42 @@ mod tests {
         let mut flow = flow(&[0, 100], &[&one]);
         assert_eq!(sent(&mut flow), [1, 3, 5]);
         assert_eq!((flow.outstanding(0), flow.outstanding(1), flow.waiting()), (1, 2, 2));
+    }
+
+    #[test]
+    fn requests_for_a_busy_device_are_sent_in_the_order_of_their_arrival() {
+        let mut flow = flow(&[32, 100], &[&[(0, 16, 1), (0, 16, 2)]]);
+        assert_eq!(sent(&mut flow), [1, 2]);
+        for number in 3..100 {
+            flow.enqueue(0, request(usize::from(number % 7 == 0), 16, number));
+        }
+        sent(&mut flow);
+        let mut order = Vec::new();
+        while flow.waiting() > 0 {
+            // Each response has room for one more; a pass over the others in between changes nothing.
+            flow.complete(0, 16, Some(32));
+            flow.run(Nanos::NEVER, || Nanos::ZERO, |request| order.extend([request.request]));
+            assert!(flow.next_request().is_none());
+            if flow.outstanding(1) > 0 {
+                flow.complete(1, 16, None);
+            }
+        }
+        order.retain(|number| number % 7 != 0);
+        assert_eq!(order, (3..100).filter(|number| number % 7 != 0).collect::<Vec<u32>>());
+    }
+
+    #[test]
+    fn a_large_request_is_not_passed_for_ever_by_small_ones_of_another_tenant() {
+        let small: Vec<_> = (0..40).map(|number| (0, 16, number)).collect();
+        let mut flow = flow(&[64], &[&small, &[]]);
+        let mut order = sent(&mut flow);
+        assert_eq!(order, [0, 1, 2, 3]);
+        flow.enqueue(1, request(0, 64, 100));
+        for _ in 0..5 {
+            flow.complete(0, 16, Some(64));
+            order.extend(sent(&mut flow));
+        }
+        assert!(order[4..=5].contains(&100), "it is sent once those before it have ended: {order:?}");
     }
 
     #[test]

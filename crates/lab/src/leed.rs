@@ -8,7 +8,7 @@
 //! - `platforms`: Table 1 and Figure 1, by arithmetic. `limits`: what format and drive allow, by arithmetic. `fill_model`: what a put costs by
 //!   the part of a volume that lives, by arithmetic.
 //! - `run_configs`: configurations of the simulated runs. `figures`: Table 3 and Figures 11 to 13. `fill_figure`: puts by the part that lives.
-//! - `node_runs`: the simulated runs of a node. `node_figures`: Table 3 of the node, Figures 6, 10 and 14.
+//! - `node_runs`: the simulated runs of a node. `node_figures`: Table 3 of the node, Figures 6, 8, 10 and 14.
 
 mod figures;
 mod fill_figure;
@@ -43,7 +43,7 @@ pub const EXPERIMENT: PaperExperiment<LeedRunConfig, NoMachineRuns, LeedReportCo
     x_axis_label,
 };
 
-const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 13] = [
+const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 14] = [
     FigureSpec::simulated("table-1", "Table 1: three kinds of nodes, by arithmetic", platforms::table_1),
     FigureSpec::simulated(
         "figure-1",
@@ -74,6 +74,11 @@ const FIGURES: [FigureSpec<LeedRunConfig, NoMachineRuns>; 13] = [
         node_figures::table_3,
     ),
     FigureSpec::simulated("figure-6", "Figure 6: one node, latency by rate, 1 KiB", node_figures::figure_6),
+    FigureSpec::simulated(
+        "figure-8",
+        "Figure 8: YCSB-B and C by skew, with and without tokens and flow control",
+        node_figures::figure_8,
+    ),
     FigureSpec::simulated(
         "figure-10",
         "Figure 10: puts by skew, with and without swapping",
@@ -169,7 +174,7 @@ fn x_axis_label(name: &str) -> &'static str {
         "figure-13a" => "sub-compactions",
         "figure-13b" => "compactions at once",
         "figure-6" | "figure-14" => "rate, percent of the most",
-        "figure-10" => "skew",
+        "figure-8" | "figure-10" => "skew",
         "fill" => "live, percent of the volume",
         "limits" => "requests in flight",
         _ => "point, in the order of the table",

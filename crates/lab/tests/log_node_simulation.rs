@@ -10,13 +10,17 @@ use octokv_lab::simulation::log_node::workload::NodeWorkload;
 use octokv_lab::simulation::log_store::load_client::StoredObjects;
 
 fn node() -> LogNodeExperiment {
+    node_with(LogNodeSettings::default())
+}
+
+fn node_with(settings: LogNodeSettings) -> LogNodeExperiment {
     LogNodeExperiment::new(LogNodeConfig {
         drive: DCT_983.scaled_down(24, 64),
         unit_bytes: 512,
         chunk_bytes: 64 << 10,
         stores: 8,
         objects: StoredObjects { count: 12_000, value_bytes: 256 },
-        settings: LogNodeSettings::default(),
+        settings,
         seed: 1,
     })
     .unwrap()
@@ -63,4 +67,23 @@ fn a_skewed_load_has_a_busiest_drive() {
     let imbalance = |skew| node.run(load(zipf(skew), NodeArrivals::InFlight(64))).unwrap().imbalance();
     let [little, much] = [0.1, 0.99].map(imbalance);
     assert!(little < 1.1 && much > little, "{little} {much}");
+}
+
+#[test]
+fn with_flow_control_requests_wait_at_their_clients_and_not_in_the_node() {
+    let one_way = Nanos::from_micros(5);
+    let run = |flow_control| {
+        let node = node_with(LogNodeSettings { one_way, flow_control, ..LogNodeSettings::default() });
+        let warm =
+            NodeLoad { warm_up: 8_000, ..load(NodeWorkload::YCSB[1].1, NodeArrivals::InFlight(1_024)) };
+        node.run(NodeLoad { measured: 20_000, ..warm }).unwrap()
+    };
+    let (with, without) = (run(true), run(false));
+    assert_eq!(rates(&with), rates(&run(true)));
+    // Without it all of a request's time but the ways is in the node.
+    assert!((without.mean_us() - without.node_mean_us() - 10.0).abs() < 1.0, "{}", without.node_mean_us());
+    let part = with.node_mean_us() / without.node_mean_us();
+    assert!(part < 0.9, "{part} of the time in the node");
+    let throughput = with.per_second() / without.per_second();
+    assert!((0.7..1.3).contains(&throughput), "{throughput}");
 }

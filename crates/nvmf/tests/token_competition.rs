@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// One way between a host and the target.
 const ONE_WAY: Nanos = Nanos::from_micros(20);
-const DURATION: Nanos = Nanos::from_secs(2);
+const DURATION: Nanos = Nanos::from_secs(1);
 /// When the capacity has adapted.
-const MEASURE_FROM: Nanos = Nanos::from_secs(1);
+const MEASURE_FROM: Nanos = Nanos::from_millis(500);
 
 /// How a device serves commands.
 #[derive(Clone, Copy)]
@@ -162,12 +162,12 @@ impl Competition {
     }
 
     fn publish(&self) {
-        let (capacity, taken) = (self.tokens.capacity(), self.tokens.active() + self.waiting_cost);
+        let (limit, taken) = (self.tokens.limit(), self.tokens.active() + self.waiting_cost);
         // One kind alone: all costs have the same ratio.
         let starting =
             |tokens: u32| tokens * self.service.cost() / self.tokens.costs().of(self.service.kind(), 0);
-        self.published.capacity.store(starting(capacity), Relaxed);
-        self.published.free.store(starting(capacity.saturating_sub(taken)), Relaxed);
+        self.published.capacity.store(starting(limit), Relaxed);
+        self.published.free.store(starting(limit.saturating_sub(taken)), Relaxed);
         self.published.cost.store(self.service.cost(), Relaxed);
     }
 

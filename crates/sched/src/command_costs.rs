@@ -47,6 +47,8 @@ pub enum CostKind {
 impl CostKind {
     /// The number of kinds.
     pub const COUNT: usize = 3;
+    /// All kinds.
+    pub const ALL: [CostKind; CostKind::COUNT] = [CostKind::Get, CostKind::Put, CostKind::Delete];
 }
 
 /// The starting cost of one kind, in tokens.

@@ -23,7 +23,8 @@
 //! - [`policy`]: selects the action of the next interval.
 //! - [`fair_queue`]: a fair queue of our own, with weights and limits.
 //! - [`concurrency_limit`]: how many of its requests are in flight.
-//! - [`device_tokens`]: how much may be in flight on a device, by its latency.
+//! - [`device_tokens`]: how much may be in flight on a device, by its throughput.
+//! - [`throughput_round`]: measures that throughput.
 //! - [`command_costs`]: the tokens of a command.
 //! - [`cross_core_weights`]: its weights on each core, for tenants on several cores.
 
@@ -42,11 +43,12 @@ pub mod octofas_intra;
 pub mod policy;
 pub mod requeue;
 pub mod router;
+pub mod throughput_round;
 
 pub use command_costs::{CostKind, GET_TOKENS, KindCost, MeasuredCosts, STARTING_TOKENS_MAX, StartingCosts};
 pub use concurrency_limit::ConcurrencyLimit;
 pub use config::{MigrateTenants, Policy, SchedConfig, SettingError, TenantQos};
-pub use device_tokens::{DeviceTokens, EndedCommand};
+pub use device_tokens::DeviceTokens;
 pub use fair_queue::{Cost, FairQueue, FairQueueLimits, ServiceTicket};
 pub use ids::{CoreId, TenantId};
 pub use metrics::{IntervalCounters, IntervalMetrics, compute_metrics};
@@ -55,3 +57,4 @@ pub use octokv_base::Nanos;
 pub use policy::{Decision, PolicyAction, TenantRule, choose};
 pub use requeue::RequeueQueue;
 pub use router::{Router, RoutingDecision};
+pub use throughput_round::EndedCommand;

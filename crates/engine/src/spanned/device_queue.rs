@@ -105,7 +105,7 @@ impl DeviceQueue {
         device.now().or_else(|| self.clock.elapsed())
     }
 
-    /// (Active + waiting cost) ÷ capacity: 0 of an idle device, above 1 when commands wait.
+    /// (Active + waiting cost) ÷ capacity: 0 for an idle device; above 1 only if commands wait.
     pub fn occupancy(&self) -> f32 {
         f32::from_bits(self.occupancy.load(Ordering::Relaxed))
     }
@@ -115,12 +115,12 @@ impl DeviceQueue {
         self.free.load(Ordering::Relaxed)
     }
 
-    /// N: the tokens that may be active.
+    /// N: the tokens that may be active, except in a trial of half of them.
     pub fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// The capacity in starting tokens, by the commands that are active or were last. Hosts count in these: measured costs change, and
+    /// The tokens that may be active now (the capacity, or half of it in a trial), in starting tokens, by the mix that is active or was last. Hosts count in these: measured costs change, and
     /// a host that has those of another moment would take a window for more or less commands than it is.
     pub fn host_capacity(&self) -> u32 {
         self.host_capacity.load(Ordering::Relaxed)
@@ -207,12 +207,16 @@ impl DeviceQueue {
         let ratio = state.starting_ratio;
         let (active, capacity) = (u64::from(state.tokens.active()), state.tokens.capacity());
         let taken = active + state.waiting_cost;
-        let free = if state.is_closed { 0 } else { u64::from(capacity).saturating_sub(taken) as u32 };
-        self.free.store(free, Ordering::Relaxed);
+        let free_of = |tokens: u32| {
+            if state.is_closed { 0 } else { u64::from(tokens).saturating_sub(taken) as u32 }
+        };
+        self.free.store(free_of(capacity), Ordering::Relaxed);
         self.occupancy.store((taken as f32 / capacity as f32).to_bits(), Ordering::Relaxed);
         self.capacity.store(capacity, Ordering::Relaxed);
-        self.host_capacity.store((f64::from(capacity) * ratio) as u32, Ordering::Relaxed);
-        self.host_free.store((f64::from(free) * ratio) as u32, Ordering::Relaxed);
+        // A trial halves the windows, too: otherwise hosts send as much as before, and the commands that wait here keep groups as large.
+        let limit = state.tokens.limit();
+        self.host_capacity.store((f64::from(limit) * ratio) as u32, Ordering::Relaxed);
+        self.host_free.store((f64::from(free_of(limit)) * ratio) as u32, Ordering::Relaxed);
     }
 }
 
@@ -299,7 +303,7 @@ mod tests {
     use futures_util::FutureExt;
     use futures_util::future::LocalBoxFuture;
     use octokv_sched::command_costs::GET_TOKENS;
-    use octokv_sched::device_tokens::{CAPACITY_MIN, FLOOR_COMMANDS};
+    use octokv_sched::device_tokens::COMMANDS_MIN;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
@@ -414,18 +418,38 @@ mod tests {
     }
 
     #[test]
-    fn slow_commands_lower_the_capacity() {
+    fn a_trial_of_half_of_the_capacity_halves_the_windows_of_hosts() {
+        let queue = queue();
+        let (mut now, mut halved) = (Nanos::from_secs(1), 0);
+        let mut active = std::collections::VecDeque::new();
+        for _ in 0..2_000 {
+            while let Some(Ok(admission)) = queue.admit(CostKind::Get, 0).now_or_never() {
+                active.push_back((admission, now));
+            }
+            let (admission, began_at): (QueueAdmission<'_>, Nanos) = active.pop_front().expect("one runs");
+            now = now + Nanos::from_micros(5);
+            admission.end(EndedCommand { kind: CostKind::Get, bytes: 0, began_at, ended_at: now });
+            assert!([queue.capacity(), queue.capacity() / 2].contains(&queue.host_capacity()));
+            halved += u32::from(queue.host_capacity() < queue.capacity());
+        }
+        assert!((1..2_000).contains(&halved), "{halved}");
+    }
+
+    #[test]
+    fn commands_that_end_no_sooner_side_by_side_lower_the_capacity() {
         let queue = queue();
         let mut now = Nanos::from_secs(1);
-        for latency in [100, 1000, 100_000, 100_000_000].map(Nanos::from_micros) {
-            for _ in 0..FLOOR_COMMANDS {
-                let admission = queue.admit(CostKind::Get, 0).now_or_never().expect("idle").expect("open");
-                let (began_at, ended_at) = (now, now + latency);
-                now = ended_at;
-                admission.end(EndedCommand { kind: CostKind::Get, bytes: 0, began_at, ended_at });
+        let mut active = std::collections::VecDeque::new();
+        for _ in 0..20_000 {
+            while let Some(Ok(admission)) = queue.admit(CostKind::Get, 0).now_or_never() {
+                active.push_back((admission, now));
             }
+            let (admission, began_at): (QueueAdmission<'_>, Nanos) = active.pop_front().expect("one runs");
+            now = now + Nanos::from_micros(100);
+            admission.end(EndedCommand { kind: CostKind::Get, bytes: 0, began_at, ended_at: now });
         }
-        assert!((CAPACITY_MIN..512).contains(&queue.capacity()), "{}", queue.capacity());
+        drop(active);
+        assert_eq!(queue.capacity(), COMMANDS_MIN * GET_TOKENS);
         assert_eq!(queue.free_tokens(), queue.capacity());
     }
 }

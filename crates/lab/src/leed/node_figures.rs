@@ -1,19 +1,20 @@
-//! Table 3 of the whole node of LEED, and Figures 6, 10 and 14 as far as one node goes.
+//! Table 3 of the whole node of LEED, and Figures 6, 8, 10 and 14 as far as one node goes.
 //!
 //! In: results of runs of four drives. Out: data points with the paper's numbers where its text has any. Its Figures 6 and 14 are of three nodes with
 //! three replicas each and of other systems; its text has no number of one node in them.
 
 use super::figures::size_name;
 use super::limits::{ObjectLengths, requests_by_dies};
-use super::node_runs::{NodeRun, NodeRunConfig, skewed_writes};
+use super::node_runs::{NodeRun, NodeRunConfig, flow_workloads, skewed_writes};
 use super::run_configs::{LeedRunConfig, LeedRunner};
 use crate::data_points::{DataPoint, DataPoints};
 use crate::simulation::log_node::clients::NodeArrivals;
 use crate::simulation::log_node::experiment::LogNodeSettings;
 use crate::simulation::log_node::node_stats::NodeStats;
 use crate::simulation::log_node::parameters::{
-    NODE_DEPTH_MAX, PAPER_NODE_WATTS, PAPER_SWAP_GAIN_PERCENT, PAPER_SWAP_LATENCY_PERCENT,
-    PAPER_YCSB_C_PER_JOULE, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, SWAP_GAPS, swap_skews,
+    FLOW_DEPTH, FLOW_DEPTHS, FLOW_ONE_WAY, NODE_DEPTH_MAX, PAPER_FLOW_GAIN_PERCENT,
+    PAPER_FLOW_LATENCY_PERCENT, PAPER_NODE_WATTS, PAPER_SWAP_GAIN_PERCENT, PAPER_SWAP_LATENCY_PERCENT,
+    PAPER_YCSB_C_PER_JOULE, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, SWAP_GAPS, zipf_skews,
 };
 use crate::simulation::log_node::workload::NodeWorkload;
 use crate::simulation::log_store::load_stats::LoadStats;
@@ -25,8 +26,6 @@ use octokv_engine::common::record::RecordMeta;
 use octokv_engine::log::value_record::value_record_bytes;
 
 const SIZES: [usize; 2] = [0, 1];
-const WITHOUT_SWAPS: LogNodeSettings =
-    LogNodeSettings { durability: octokv_engine::Durability::Completed, swap_gap: None };
 
 /// The results of runs of nodes, in order.
 fn run_nodes(runs: &mut LeedRunner, configs: &[NodeRunConfig]) -> Result<Vec<NodeRun>> {
@@ -96,7 +95,10 @@ pub fn table_3(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     Ok(points.points)
 }
 
-/// The change of a number by swapping, in percent.
+/// A number of the results of a load.
+type StatsNumber = fn(&NodeStats) -> f64;
+
+/// The change of a number by a setting, in percent.
 fn change_percent(with: &NodeStats, without: &NodeStats, number: impl Fn(&NodeStats) -> f64) -> f64 {
     (number(with) / number(without) - 1.0) * 100.0
 }
@@ -132,13 +134,14 @@ fn add_swap_causes(points: &mut DataPoints, name: &str, x: &str, with: &NodeStat
 /// The first run that failed.
 pub fn figure_10(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
     let mut points = DataPoints::for_figure("Figure 10");
-    let (is_quick, skews) = (runs.durations.is_quick, swap_skews(runs.durations.is_quick));
+    let (is_quick, skews) = (runs.durations.is_quick, zipf_skews(runs.durations.is_quick));
     let most = skews[skews.len() - 1];
     let swapping = LogNodeSettings::default();
+    let without_swaps = LogNodeSettings { swap_gap: None, ..swapping };
     let with_gap = |gap| LogNodeSettings { swap_gap: Some(gap), ..swapping };
     let gaps: Vec<u32> = SWAP_GAPS.into_iter().filter(|_| !is_quick).collect();
     let settings: Vec<_> =
-        [swapping, WITHOUT_SWAPS].into_iter().chain(gaps.iter().copied().map(with_gap)).collect();
+        [swapping, without_swaps].into_iter().chain(gaps.iter().copied().map(with_gap)).collect();
     let configs: Vec<_> = SIZES
         .iter()
         .flat_map(|&size| settings.iter().map(move |&settings| NodeRunConfig::Skewed(size, settings)))
@@ -188,6 +191,75 @@ pub fn figure_10(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
         let mean = latency_changes.iter().map(|of| of[at]).sum::<f64>() / latency_changes.len() as f64;
         let paper = Some(PAPER_SWAP_LATENCY_PERCENT[at]);
         points.add_with_paper("change of latencies, all skews and sizes", x, paper, mean, "%");
+    }
+    Ok(points.points)
+}
+
+/// Adds a load with and without flow control, and the changes.
+fn add_flow_control(points: &mut DataPoints, name: &str, x: &str, with: &NodeStats, without: &NodeStats) {
+    for (which, stats) in [("with", with), ("without", without)] {
+        let mut add = |what: &str, value: f64, unit| {
+            points.add(&format!("{name}, {what}, {which}"), x, value, unit);
+        };
+        add("requests", stats.per_second() / 1e3, "K/s");
+        add("mean", stats.mean_us(), "us");
+        add("p99.9", stats.percentile_us(999), "us");
+        add("mean in the node", stats.node_mean_us(), "us");
+        add("p99.9 in the node", stats.node_percentile_us(999), "us");
+        let shares = stats.die_shares();
+        add("the dies' time, busiest drive", shares.iter().copied().fold(0.0, f64::max) * 100.0, "%");
+        add("the dies' time, least busy drive", least(&shares) * 100.0, "%");
+        add("requests of the busiest drive", stats.imbalance(), "of the mean");
+        add("commands", stats.for_a_request(LoadStats::commands), "a request");
+        add("die reads", stats.for_a_request(LoadStats::die_reads), "a request");
+        add("written", stats.for_a_request(LoadStats::written_bytes), "B a request");
+    }
+}
+
+/// Figure 8: tokens in the node and flow control in its clients, both or neither.
+///
+/// # Errors
+/// The first run that failed.
+pub fn figure_8(runs: &mut LeedRunner) -> Result<Vec<DataPoint>> {
+    let mut points = DataPoints::for_figure("Figure 8");
+    let (is_quick, skews) = (runs.durations.is_quick, zipf_skews(runs.durations.is_quick));
+    let most = skews[skews.len() - 1];
+    let without = LogNodeSettings { one_way: FLOW_ONE_WAY, ..LogNodeSettings::default() };
+    let settings = [LogNodeSettings { flow_control: true, ..without }, without];
+    // 1 KiB.
+    let all = run_nodes(runs, &settings.map(|settings| NodeRunConfig::FlowControlled(1, settings)))?;
+    let of = |workload, depth| {
+        let load = NodeArrivals::InFlight(depth);
+        (all[0].of(workload, load), all[1].of(workload, load))
+    };
+    for &skew in skews {
+        for (name, workload) in flow_workloads(skew) {
+            let (x, (with, without)) = (skew.to_string(), of(workload, FLOW_DEPTH));
+            add_flow_control(&mut points, name, &x, with, without);
+            // The paper's number has no skew; 0.99 is YCSB's.
+            let has_number = name == "YCSB-B" && skew == most;
+            let paper = |percent| has_number.then_some(percent);
+            let [mean, tail] = PAPER_FLOW_LATENCY_PERCENT.map(paper);
+            let gain = change_percent(with, without, NodeStats::per_second);
+            let series = |what| format!("{name}, {what}");
+            points.add_with_paper(&series("gain"), &x, paper(PAPER_FLOW_GAIN_PERCENT), gain, "%");
+            let changes: [(&str, Option<f64>, StatsNumber); 4] = [
+                ("change of the mean", mean, NodeStats::mean_us),
+                ("change of p99.9", tail, |stats| stats.percentile_us(999)),
+                ("change of the mean in the node", None, NodeStats::node_mean_us),
+                ("change of p99.9 in the node", None, |stats| stats.node_percentile_us(999)),
+            ];
+            for (what, paper, number) in changes {
+                points.add_with_paper(&series(what), &x, paper, change_percent(with, without, number), "%");
+            }
+        }
+    }
+    for depth in FLOW_DEPTHS.into_iter().filter(|&depth| depth == FLOW_DEPTH || !is_quick) {
+        for (name, workload) in flow_workloads(most) {
+            let (with, without) = of(workload, depth);
+            let gain = change_percent(with, without, NodeStats::per_second);
+            points.add(&format!("{name}, gain by requests in flight"), &depth.to_string(), gain, "%");
+        }
     }
     Ok(points.points)
 }

@@ -1,12 +1,12 @@
 //! Simulated runs of a whole node of LEED: four drives that are filled once, and loads on them one after another.
 //!
 //! ```text
-//!   Uniform   gets, puts: one at a time, then many in flight                                             Table 3
-//!   Skewed    puts by skew, then by requests in flight; one run for each of the engine's settings        Figure 10
-//!   Ycsb      each workload in a closed loop, then at parts of that throughput                           Figures 6 and 14
+//!   Uniform         gets, puts: one at a time, then many in flight                                             Table 3
+//!   Skewed          puts by skew, then by requests in flight; one run for each of the engine's settings        Figure 10
+//!   FlowControlled  YCSB's B and C by skew, then by requests in flight; with and without tokens                Figure 8
+//!   Ycsb            each workload in a closed loop, then at parts of that throughput                           Figures 6 and 14
 //! ```
-//! In: the configuration of a run. Out: its loads with their results. What a figure compares is a field of [`LogNodeSettings`], so that a figure of another
-//! setting (Figure 8's is flow control, which the node does not have) adds a field there and runs `Skewed` with it.
+//! In: the configuration of a run. Out: its loads with their results. What a figure compares is a field of [`LogNodeSettings`].
 //!
 //! Invariant: no space is compacted during a load, as in the runs with one drive before compaction.
 
@@ -15,7 +15,7 @@ use crate::simulation::log_node::clients::{NodeArrivals, NodeLoad};
 use crate::simulation::log_node::experiment::{LogNodeConfig, LogNodeExperiment, LogNodeSettings};
 use crate::simulation::log_node::node_stats::NodeStats;
 use crate::simulation::log_node::parameters::{
-    NODE_DEPTH_MAX, NODE_OBJECTS, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, swap_skews,
+    FLOW_DEPTH, FLOW_DEPTHS, NODE_DEPTH_MAX, NODE_OBJECTS, RATE_PERCENTS, SWAP_DEPTH, SWAP_DEPTHS, zipf_skews,
 };
 use crate::simulation::log_node::workload::NodeWorkload;
 use crate::simulation::log_store::load_client::StoredObjects;
@@ -34,6 +34,8 @@ pub enum NodeRunConfig {
     Uniform(usize),
     /// Writes only, with Zipf's distribution, with the engine's settings.
     Skewed(usize, LogNodeSettings),
+    /// YCSB's B and C, with tokens and flow control or with neither.
+    FlowControlled(usize, LogNodeSettings),
     /// YCSB's workloads and writes only.
     Ycsb(usize),
 }
@@ -75,6 +77,11 @@ pub fn skewed_writes(skew: f64) -> NodeWorkload {
     NodeWorkload { distribution: KeyDistribution::Zipf, skew, ..NodeWorkload::RANDOM_WRITES }
 }
 
+/// The workloads of Figure 8, with this skew.
+pub fn flow_workloads(skew: f64) -> [(&'static str, NodeWorkload); 2] {
+    [1, 2].map(|at| (NodeWorkload::YCSB[at].0, NodeWorkload { skew, ..NodeWorkload::YCSB[at].1 }))
+}
+
 fn load(workload: NodeWorkload, arrivals: NodeArrivals, measured: u64) -> NodeLoad {
     let measured = measured as u32;
     NodeLoad { workload, arrivals, warm_up: measured / 5, measured, seed: SEED }
@@ -102,11 +109,20 @@ fn uniform_loads(durations: &Durations) -> Vec<NodeLoad> {
 }
 
 fn skewed_loads(durations: &Durations) -> Vec<NodeLoad> {
-    let skews = swap_skews(durations.is_quick);
+    let skews = zipf_skews(durations.is_quick);
     let most = skews[skews.len() - 1];
     let by_skew = skews.iter().map(|&skew| closed_loop(skewed_writes(skew), SWAP_DEPTH, durations));
     let depths = SWAP_DEPTHS.into_iter().filter(|&depth| depth != SWAP_DEPTH && !durations.is_quick);
     by_skew.chain(depths.map(|depth| closed_loop(skewed_writes(most), depth, durations))).collect()
+}
+
+fn flow_loads(durations: &Durations) -> Vec<NodeLoad> {
+    let skews = zipf_skews(durations.is_quick);
+    let most = skews[skews.len() - 1];
+    let of = |skew, depth| flow_workloads(skew).map(|(_, workload)| closed_loop(workload, depth, durations));
+    let by_skew = skews.iter().flat_map(|&skew| of(skew, FLOW_DEPTH));
+    let depths = FLOW_DEPTHS.into_iter().filter(|&depth| depth != FLOW_DEPTH && !durations.is_quick);
+    by_skew.chain(depths.flat_map(|depth| of(most, depth))).collect()
 }
 
 fn run_ycsb(node: &LogNodeExperiment, durations: &Durations) -> Result<Vec<RanNodeLoad>, String> {
@@ -130,7 +146,9 @@ fn run_ycsb(node: &LogNodeExperiment, durations: &Durations) -> Result<Vec<RanNo
 pub fn run_node(config: NodeRunConfig, durations: &Durations) -> Result<NodeRun, String> {
     let (size, settings) = match config {
         NodeRunConfig::Uniform(size) | NodeRunConfig::Ycsb(size) => (size, LogNodeSettings::default()),
-        NodeRunConfig::Skewed(size, settings) => (size, settings),
+        NodeRunConfig::Skewed(size, settings) | NodeRunConfig::FlowControlled(size, settings) => {
+            (size, settings)
+        }
     };
     let node = LogNodeExperiment::new(LogNodeConfig {
         drive: modelled_drive(),
@@ -149,6 +167,7 @@ pub fn run_node(config: NodeRunConfig, durations: &Durations) -> Result<NodeRun,
     match config {
         NodeRunConfig::Uniform(_) => run_loads(uniform_loads(durations)),
         NodeRunConfig::Skewed(..) => run_loads(skewed_loads(durations)),
+        NodeRunConfig::FlowControlled(..) => run_loads(flow_loads(durations)),
         NodeRunConfig::Ycsb(_) => run_ycsb(&node, durations),
     }
     .map(NodeRun)

@@ -10,7 +10,7 @@ use octokv_base::{BufferPool, NamespaceId, Nanos};
 use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume, WallClock};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
-    ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
+    ControlQueue, CoreMessage, CoreNamespace, CoreParts, CoreRoles, NamespaceVolume, NodeCore, OpenDevice,
     SimulatedCosts, namespace_info,
 };
 use octokv_nvmf::{SubsystemConfig, Target};
@@ -124,6 +124,7 @@ impl ExperimentNode<'_> {
             let parts = CoreParts {
                 index,
                 sockets: DelayedSockets::new(self.sim.sockets(self.host), &handle, self.sim),
+                roles: CoreRoles::SHARED,
                 listen: &[self.address()],
                 handle,
                 mailbox,

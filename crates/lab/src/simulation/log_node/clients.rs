@@ -1,20 +1,25 @@
 //! Clients of the simulated node: closed loops of a given number of requests in flight, or requests that arrive at a rate.
 //!
 //! ```text
-//!   issue ─▶ queue of the core that owns the key ─▶ engine ─▶ complete ─▶ (closed loop) issue
+//!   issue ─▶ (flow control) ─▶ queue of the core that owns the key ─▶ engine ─▶ end ─▶ complete ─▶ (closed loop) issue
+//!                          one way                                            one way
 //! ```
 //! In: a load, an engine for each core. Out: [`NodeStats`], or why a request failed: every value that is read is compared with its key.
 //!
+//! Clients take turns with the requests. Latencies are those from the issue of a request, its time in the queue of its client included.
+//!
 //! Invariant: a core receives a request not before the core that caused it has done its work.
 
+use super::client_flows::ClientFlows;
 use super::node_stats::NodeStats;
-use super::workload::{NodeOperation, NodeWorkload, OperationSource};
+use super::workload::{NodeOperation, NodeRequest, NodeWorkload, OperationSource};
 use crate::simulation::log_store::load_client::{object_key, value_start};
 use crate::simulation::log_store::load_stats::Moment;
 use crate::simulation::log_store::parameters::KEY_BYTES;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::{Buffer, Nanos};
 use octokv_engine::{Engine, PutMode, PutOutcome, SwapReport};
+use octokv_nvmf::TokenHold;
 use octokv_runtime::ReactorHandle;
 use octokv_runtime::simulated::SimEnv;
 use std::cell::RefCell;
@@ -57,16 +62,16 @@ pub struct NodeMoment {
     pub core_time: Nanos,
 }
 
-#[derive(Clone, Copy)]
-struct NodeRequest {
-    operation: NodeOperation,
-    number: u32,
-    issued: Nanos,
+/// A request at the node.
+struct ArrivedRequest {
+    request: NodeRequest,
+    at: Nanos,
+    hold: Option<TokenHold>,
 }
 
 #[derive(Default)]
 struct CoreQueue {
-    requests: RefCell<VecDeque<NodeRequest>>,
+    requests: RefCell<VecDeque<ArrivedRequest>>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -81,10 +86,21 @@ struct NodeLoadState {
 /// The places of a key: its drive, and the core that owns it.
 pub type PlaceOfKey = Box<dyn Fn(u32) -> (usize, usize)>;
 
+/// The network between clients and node.
+pub struct ClientPath {
+    /// The delay of a request, and of a response.
+    pub one_way: Nanos,
+    /// The clients.
+    pub clients: usize,
+    /// Flow control of the clients; `None`: each request is sent when it is issued.
+    pub flows: Option<ClientFlows>,
+}
+
 /// Clients of all cores.
 pub struct NodeClients {
     sim: SimEnv,
     queues: Vec<CoreQueue>,
+    path: ClientPath,
     place_of: PlaceOfKey,
     moment: Box<dyn Fn() -> NodeMoment>,
     value_bytes: usize,
@@ -98,6 +114,7 @@ impl NodeClients {
         sim: &SimEnv,
         cores: usize,
         value_bytes: u32,
+        path: ClientPath,
         place_of: PlaceOfKey,
         moment: Box<dyn Fn() -> NodeMoment>,
     ) -> Rc<NodeClients> {
@@ -105,6 +122,7 @@ impl NodeClients {
         Rc::new(NodeClients {
             sim: sim.clone(),
             queues,
+            path,
             place_of,
             moment,
             value_bytes: value_bytes as usize,
@@ -158,10 +176,30 @@ impl NodeClients {
         let Some(state) = state.as_mut().filter(|state| state.issues_more()) else { return };
         state.issued += 1;
         let (operation, number) = state.source.draw();
-        let (clients, core) = (Rc::clone(self), (self.place_of)(number).1);
+        let client = state.issued as usize % self.path.clients;
+        let request = NodeRequest { operation, number, client, issued: at };
+        match &self.path.flows {
+            None => self.send(request, at),
+            Some(flows) => {
+                flows.enqueue(client, (self.place_of)(number).0, request);
+                self.send_allowed(client, at);
+            }
+        }
+    }
+
+    /// Sends the requests of a client that its windows allow.
+    fn send_allowed(self: &Rc<Self>, client: usize, at: Nanos) {
+        let Some(flows) = &self.path.flows else { return };
+        flows.sendable(client).into_iter().for_each(|request| self.send(request, at));
+    }
+
+    fn send(self: &Rc<Self>, request: NodeRequest, at: Nanos) {
+        let (clients, core) = (Rc::clone(self), (self.place_of)(request.number).1);
+        let at = at + self.path.one_way;
         self.sim.schedule_at(at, move || {
+            let hold = clients.path.flows.as_ref().and_then(|flows| flows.begin(request.client, request));
             let queue = &clients.queues[core];
-            queue.requests.borrow_mut().push_back(NodeRequest { operation, number, issued: at });
+            queue.requests.borrow_mut().push_back(ArrivedRequest { request, at, hold });
             if let Some(waker) = queue.waker.borrow().as_ref() {
                 waker.wake_by_ref();
             }
@@ -200,8 +238,29 @@ impl NodeClients {
         stats.core_time = core_time - stats.core_time;
     }
 
-    fn complete(self: &Rc<Self>, request: NodeRequest, at: Nanos) {
-        let NodeRequest { operation, number, issued } = request;
+    /// A request ended at the node: its response is on its way.
+    fn end(self: &Rc<Self>, arrived: ArrivedRequest, at: Nanos) {
+        let ArrivedRequest { request, at: arrived_at, hold } = arrived;
+        if let Some(state) = &mut *self.state.borrow_mut()
+            && state.is_measured(state.completed + 1)
+        {
+            state.stats.node_latency_ns.push((at - arrived_at).0.try_into().unwrap_or(u32::MAX));
+        }
+        let window = hold.map(|hold| hold.end(1));
+        // The order of events of loads without a network is that of their published figures.
+        if self.path.one_way == Nanos::ZERO {
+            return self.complete(request, window, at);
+        }
+        let (clients, at) = (Rc::clone(self), at + self.path.one_way);
+        self.sim.schedule_at(at, move || clients.complete(request, window, at));
+    }
+
+    /// The response of a request is at its client.
+    fn complete(self: &Rc<Self>, request: NodeRequest, window: Option<u32>, at: Nanos) {
+        let NodeRequest { operation, number, client, issued } = request;
+        if let Some(flows) = &self.path.flows {
+            flows.complete(client, (self.place_of)(number).0, operation, window);
+        }
         let (is_begin, is_end, is_closed_loop) = {
             let mut state = self.state.borrow_mut();
             let state = state.as_mut().expect("a load runs");
@@ -209,7 +268,7 @@ impl NodeClients {
             if operation == NodeOperation::Write {
                 state.source.note_written(number);
             }
-            if (state.load.warm_up + 1..=state.total()).contains(&state.completed) {
+            if state.is_measured(state.completed) {
                 let latencies = &mut state.stats.drives[(self.place_of)(number).0].latency_ns;
                 let kind = usize::from(operation != NodeOperation::Read);
                 latencies[kind].push((at - issued).0.try_into().unwrap_or(u32::MAX));
@@ -227,6 +286,7 @@ impl NodeClients {
         if is_closed_loop {
             self.issue(at);
         }
+        self.send_allowed(client, at);
     }
 
     /// Executes the requests of a core until it is dropped.
@@ -236,12 +296,12 @@ impl NodeClients {
         let next = || queue.requests.borrow_mut().pop_front();
         poll_fn(|context| {
             *queue.waker.borrow_mut() = Some(context.waker().clone());
-            while let Some(request) = next() {
+            while let Some(arrived) = next() {
                 let (engine, handle) = (&engine, &handle);
                 running.push(async move {
-                    match clients.execute(&**engine, request).await {
+                    match clients.execute(&**engine, arrived.request).await {
                         Ok(()) => {
-                            clients.complete(request, handle.now() + handle.cpu_time().iteration_elapsed());
+                            clients.end(arrived, handle.now() + handle.cpu_time().iteration_elapsed());
                         }
                         Err(error) => {
                             clients.fail(error);
@@ -282,6 +342,11 @@ impl NodeClients {
 impl NodeLoadState {
     fn total(&self) -> u32 {
         self.load.warm_up + self.load.measured
+    }
+
+    /// Whether the completion with this number is one of the measured ones.
+    fn is_measured(&self, completion: u32) -> bool {
+        (self.load.warm_up + 1..=self.total()).contains(&completion)
     }
 
     /// A closed loop has its requests in flight up to its end; the fill inserts each object once.

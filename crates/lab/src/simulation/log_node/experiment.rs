@@ -8,9 +8,10 @@
 //! Invariant: results are a function of the arguments.
 //! Tested in `tests/log_node_simulation.rs`.
 
-use super::clients::{NodeArrivals, NodeClients, NodeLoad, NodeMoment};
+use super::client_flows::ClientFlows;
+use super::clients::{ClientPath, NodeArrivals, NodeClients, NodeLoad, NodeMoment};
 use super::node_stats::NodeStats;
-use super::parameters::{FILL_REQUESTS, NODE_DRIVES, STORAGE_CORES, swap_bytes};
+use super::parameters::{FILL_REQUESTS, FLOW_CLIENTS, NODE_DRIVES, STORAGE_CORES, swap_bytes};
 use super::workload::NodeWorkload;
 use crate::simulation::log_store::load_client::{StoredObjects, object_key};
 use crate::simulation::log_store::load_stats::Moment;
@@ -26,6 +27,7 @@ use octokv_engine::{Durability, Engine, EngineKind, FormatConfig, OpenConfig, Vo
 use octokv_node::OpenDevice;
 use octokv_runtime::simulated::{HostFailure, SimEnv, SimEnvConfig, SimHostId};
 use octokv_runtime::{CoreWaker, ReactorHandle};
+use octokv_sched::StartingCosts;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -45,12 +47,21 @@ pub struct LogNodeSettings {
     pub durability: Durability,
     /// The commands in flight by which a drive has to exceed another before its puts are swapped; `None` without swap regions.
     pub swap_gap: Option<u32>,
+    /// Whether drives have queues with tokens, by which clients send.
+    pub flow_control: bool,
+    /// One way between clients and the node.
+    pub one_way: Nanos,
 }
 
 impl Default for LogNodeSettings {
     /// The paper acknowledges a put when the drive has it, and swaps; the gap is that of a node.
     fn default() -> LogNodeSettings {
-        LogNodeSettings { durability: Durability::Completed, swap_gap: Some(OpenConfig::SWAP_GAP) }
+        LogNodeSettings {
+            durability: Durability::Completed,
+            swap_gap: Some(OpenConfig::SWAP_GAP),
+            flow_control: false,
+            one_way: Nanos::ZERO,
+        }
     }
 }
 
@@ -65,7 +76,7 @@ impl LogNodeSettings {
             tree: OpenConfig::TREE,
             swap_gap: self.swap_gap.unwrap_or(OpenConfig::SWAP_GAP),
             clock: WallClock::default(),
-            tokens: None,
+            tokens: self.flow_control.then(StartingCosts::default),
         }
     }
 }
@@ -164,8 +175,11 @@ impl LogNodeExperiment {
             NodeMoment { drives: ssds.iter().zip(reports).map(drive).collect(), swaps, core_time }
         };
         let value_bytes = config.objects.value_bytes;
+        let flows = octokv_node::token_shares(&volume)
+            .map(|shares| ClientFlows::new(shares, FLOW_CLIENTS, NODE_DRIVES, value_bytes));
+        let path = ClientPath { one_way: config.settings.one_way, clients: FLOW_CLIENTS, flows };
         let clients =
-            NodeClients::new(&sim, STORAGE_CORES, value_bytes, Box::new(place_of), Box::new(moment));
+            NodeClients::new(&sim, STORAGE_CORES, value_bytes, path, Box::new(place_of), Box::new(moment));
         for ((core, handle), engine) in cores.iter().enumerate().zip(engines) {
             spawn_core(&clients, core, handle, engine);
         }

@@ -1,5 +1,5 @@
 //! Simulation of one node of LEED: the production log engine on four modelled drives, the cores that execute requests, and clients without a
-//! network, in virtual time.
+//! network or with one that only delays, in virtual time.
 //!
 //! ```text
 //!   clients ──request──▶ core that owns the key: engine ──commands──▶ drive of the key
@@ -10,9 +10,11 @@
 //!
 //! # Layout
 //! - [`parameters`]: the numbers of node and workloads, with their sources.
-//! - [`workload`]: operations of YCSB's workloads. [`clients`]: closed and open loops over all cores.
+//! - [`workload`]: operations of YCSB's workloads. [`clients`]: closed and open loops over all cores. [`client_flows`]:
+//!   clients that send by the node's tokens.
 //! - [`experiment`](mod@experiment): the node with its volume, and loads on it. [`node_stats`]: results by drive and overall.
 
+pub mod client_flows;
 pub mod clients;
 pub mod experiment;
 pub mod node_stats;

@@ -18,6 +18,8 @@ pub struct NodeStats {
     pub swaps_after: Vec<SwapReport>,
     /// Time that all cores worked.
     pub core_time: Nanos,
+    /// The times of requests between their arrival at the node and their end there.
+    pub node_latency_ns: Vec<u32>,
 }
 
 impl NodeStats {
@@ -49,6 +51,18 @@ impl NodeStats {
     /// The latency that so many of 1,000 requests do not exceed, in microseconds.
     pub fn percentile_us(&self, per_mille: usize) -> f64 {
         percentile_us(&self.latencies(), per_mille)
+    }
+
+    /// The mean time of a request in the node, in microseconds.
+    pub fn node_mean_us(&self) -> f64 {
+        self.node_latency_ns.iter().map(|&ns| f64::from(ns)).sum::<f64>()
+            / self.node_latency_ns.len() as f64
+            / 1e3
+    }
+
+    /// The time in the node that so many of 1,000 requests do not exceed, in microseconds.
+    pub fn node_percentile_us(&self, per_mille: usize) -> f64 {
+        percentile_us(&self.node_latency_ns, per_mille)
     }
 
     /// Requests for keys of the drive that has most, in parts of the mean of all.

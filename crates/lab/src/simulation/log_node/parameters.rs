@@ -2,8 +2,9 @@
 //! [`crate::simulation::log_store::parameters`].
 //!
 //! A number is *the paper's* (by section or figure) or *our choice*, where its text states none. All were committed before the first run of a
-//! figure; the requests of a load were reduced afterwards (docs/REPRODUCTION.md).
+//! figure, but those of Fig. 8, which were chosen before its first run and committed after it; the requests of a load were reduced afterwards (docs/REPRODUCTION.md).
 
+use octokv_base::Nanos;
 use octokv_device::ssd_model::DriveProfile;
 use octokv_engine::spanned::SWAP_UNIT_BYTES;
 
@@ -28,8 +29,8 @@ pub const SWAP_GAPS: [u32; 2] = [16, 256];
 /// Issuing rates of Fig. 6 and 14, in percent of the throughput in a closed loop. Our choice of points.
 pub const RATE_PERCENTS: [u32; 5] = [20, 40, 60, 80, 95];
 
-/// Skews of Fig. 10. Our choice of points: its text has 0.99 only, that of Fig. 7 has 0.9 and 0.95 besides.
-pub fn swap_skews(is_quick: bool) -> &'static [f64] {
+/// Skews of Fig. 8 and 10. Our choice of points: its text has 0.99 only, that of Fig. 7 has 0.9 and 0.95 besides.
+pub fn zipf_skews(is_quick: bool) -> &'static [f64] {
     if is_quick { &[0.1, 0.99] } else { &[0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99] }
 }
 
@@ -37,6 +38,18 @@ pub fn swap_skews(is_quick: bool) -> &'static [f64] {
 pub const PAPER_SWAP_GAIN_PERCENT: [f64; 2] = [15.4, 17.2];
 /// Change of the mean latency and of the 99.9th percentile by swapping, mean of all skews, in percent. The paper's, §4.6.
 pub const PAPER_SWAP_LATENCY_PERCENT: [f64; 2] = [-28.6, -32.1];
+/// Clients of Fig. 8. Our choice.
+pub const FLOW_CLIENTS: usize = 4;
+/// Requests in flight of Fig. 8, and besides with the largest skew. Our choice: as Fig. 10.
+pub const FLOW_DEPTHS: [usize; 3] = [64, 256, FLOW_DEPTH];
+/// See [`FLOW_DEPTHS`].
+pub const FLOW_DEPTH: usize = 1_024;
+/// One way between a client and the node, in Fig. 8. Our choice: a round trip of 10 us by RDMA.
+pub const FLOW_ONE_WAY: Nanos = Nanos::from_micros(5);
+/// Gain in throughput by tokens and flow control with YCSB-B, in percent. The paper's, §4.5: of three nodes with three replicas.
+pub const PAPER_FLOW_GAIN_PERCENT: f64 = 52.2;
+/// Change of the mean latency and of the 99.9th percentile by them, in percent. The paper's, §4.5.
+pub const PAPER_FLOW_LATENCY_PERCENT: [f64; 2] = [-34.4, -33.7];
 /// Active power of a node. The paper's, §2.1.
 pub const PAPER_NODE_WATTS: f64 = 52.5;
 /// Requests per joule of YCSB-C with 1 KB, in thousands. The paper's, §4.3: of three nodes, each of which serves a third of the reads.

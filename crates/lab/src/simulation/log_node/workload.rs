@@ -3,7 +3,7 @@
 //! In: a random number generator. Out: operations on objects by their numbers. Invariant: reads choose among objects whose inserts have completed.
 //! Tested below.
 
-use octokv_base::Prng;
+use octokv_base::{Nanos, Prng};
 use octokv_bench::key_distribution::{KeyDistribution, KeySampler};
 use std::collections::BTreeSet;
 
@@ -16,6 +16,19 @@ pub enum NodeOperation {
     Write,
     /// A get and then a put of the same object.
     ReadModifyWrite,
+}
+
+/// A request of a client.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeRequest {
+    /// What it does.
+    pub operation: NodeOperation,
+    /// The number of its object.
+    pub number: u32,
+    /// The number of the client.
+    pub client: usize,
+    /// When the client had it.
+    pub issued: Nanos,
 }
 
 /// A mix of operations, and the distribution of their keys.
