@@ -16,6 +16,7 @@
 //! former version), or 500 (failed).
 
 use crate::device_names::DeviceNames;
+use octokv_node::CoreRole;
 use serde::{Deserialize, Serialize};
 
 /// The command set of a namespace.
@@ -182,6 +183,10 @@ pub struct SetAnaState {
 /// Resource usage of one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeCoreStatus {
+    /// The number of the processor on which it runs.
+    pub processor: u64,
+    /// What the core is for.
+    pub role: CoreRoleName,
     /// Connections served by this core.
     pub connections: u64,
     /// Requests in progress.
@@ -197,6 +202,28 @@ pub struct NodeCoreStatus {
     /// Namespaces that drain before their removal.
     #[serde(rename = "leaving")]
     pub draining_namespaces: u64,
+}
+
+/// What a core is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CoreRoleName {
+    /// Connections and requests.
+    Shared,
+    /// Requests for drives.
+    Drives,
+    /// Connections.
+    Network,
+}
+
+impl From<CoreRole> for CoreRoleName {
+    fn from(role: CoreRole) -> CoreRoleName {
+        match role {
+            CoreRole::Shared => CoreRoleName::Shared,
+            CoreRole::Drives => CoreRoleName::Drives,
+            CoreRole::Network => CoreRoleName::Network,
+        }
+    }
 }
 
 /// Status of the node.

@@ -33,7 +33,7 @@ impl OperationLoadReport {
 /// The tokens of a device, which bound the operations that are active there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTokenReport {
-    /// The tokens that may be active, by the latency of the device.
+    /// The tokens that may be active, by the throughput of the device.
     pub capacity: u32,
     /// Those of active operations.
     pub active: u32,

@@ -487,7 +487,9 @@ impl AdminService {
         let target = self.node.target();
         let number = |count: usize| count as u64;
         let cores = self.node.core_statuses();
-        let cores = cores.iter().map(|core| NodeCoreStatus {
+        let cores = cores.iter().zip(self.node.processors()).map(|(core, &processor)| NodeCoreStatus {
+            processor: number(processor),
+            role: core.role.into(),
             connections: number(core.connections),
             requests: number(core.requests),
             buffer_bytes: number(core.buffer_bytes_in_use),

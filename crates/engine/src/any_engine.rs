@@ -322,6 +322,17 @@ impl Engine for AnyEngine {
         }
     }
 
+    fn drive_core(&self, key: &Key, drive_cores: usize) -> usize {
+        match self {
+            AnyEngine::Hash(engine) => engine.drive_core(key, drive_cores),
+            AnyEngine::CachedHash(engine) => engine.drive_core(key, drive_cores),
+            AnyEngine::Lsm(engine) => engine.drive_core(key, drive_cores),
+            AnyEngine::Log(engine) => engine.drive_core(key, drive_cores),
+            AnyEngine::CachedLog(engine) => engine.drive_core(key, drive_cores),
+            AnyEngine::Spanned(engine) => engine.drive_core(key, drive_cores),
+        }
+    }
+
     #[inline]
     fn may_end_at_once(&self) -> bool {
         match self {

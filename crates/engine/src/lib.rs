@@ -76,7 +76,8 @@ pub use volume::{
     QueueReport, SwapReport, TreeOptions, Volume, VolumeInfo, WallClock,
 };
 
-use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingRange, Version};
+use crate::common::drive_cores::core_of_drive;
+use octokv_base::{Buffer, DataRef, Key, Received, RecordLayout, RingPosition, RingRange, Version};
 use octokv_runtime::ReactorHandle;
 use std::future::Future;
 
@@ -262,6 +263,11 @@ pub trait Engine {
     /// then for every key. List, scan and flush have no owner.
     fn owner_core(&self, _key: &Key) -> Option<usize> {
         None
+    }
+    /// The core, of the first `drive_cores`, of the device that has a key, where a node with such cores executes its operations in place
+    /// of [`Engine::owner_core`]. Where they are executed is no matter of correctness: it changes when a key's device does.
+    fn drive_core(&self, key: &Key, drive_cores: usize) -> usize {
+        core_of_drive((0, 1), RingPosition::of(key, 0), drive_cores)
     }
     /// Whether keys have owner cores.
     fn has_owner_cores(&self) -> bool {

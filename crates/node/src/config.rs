@@ -139,8 +139,8 @@ pub struct NodeConfig {
     /// Options of Key Value namespaces whose engine is ordered. An iterator that its host does not use ends after [`TreeOptions::iterator_idle`], at least
     /// [`ITERATOR_IDLE_MIN`].
     pub tree: TreeOptions,
-    /// With starting costs, commands of a namespace on several devices wait for tokens of their device, as many as its latency allows, and hosts may ask
-    /// for those that are free. `None` without tokens.
+    /// With starting costs, commands of a namespace on several devices wait for tokens of their device, as many as its throughput has a use for, and hosts
+    /// may ask for their windows of them. `None` without tokens.
     pub device_tokens: Option<StartingCosts>,
     /// Engine of namespace 1, and format of its new volume.
     pub format: FormatConfig,
@@ -154,6 +154,8 @@ pub struct NodeConfig {
     pub listen: Vec<SocketAddr>,
     /// Processor numbers; each runs one reactor.
     pub cores: Vec<usize>,
+    /// Those of `cores` that execute requests for drives and have no connections ([`crate::core_roles`]); empty if every core does both.
+    pub drive_cores: Vec<usize>,
     /// The subsystem NQN, 1 to 223 bytes.
     pub nqn: String,
     /// Whether an idle core polls or sleeps.
@@ -164,6 +166,9 @@ pub struct NodeConfig {
     pub device_depth: usize,
     /// The time without a completed operation after which one of several devices of a namespace has failed, at least [`DEVICE_TIMEOUT_MIN`].
     pub device_timeout: Nanos,
+    /// The commands in flight by which one of several devices with swap regions has to exceed another before its puts are stored there
+    /// ([`OpenConfig::swap_gap`]).
+    pub swap_gap: u32,
     /// Size of the buffer pool in bytes, per core; at least four times the longest value.
     pub buffer_bytes: usize,
     /// Most TCP connections of the node.
@@ -205,11 +210,13 @@ impl Default for NodeConfig {
             durability: Durability::PowerSafe,
             listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))],
             cores: vec![0],
+            drive_cores: Vec::new(),
             nqn: DEFAULT_NQN.to_owned(),
             polling: Polling::default(),
             driver: DeviceDriver::Auto,
             device_depth: 256,
             device_timeout: Nanos::from_secs(30),
+            swap_gap: OpenConfig::SWAP_GAP,
             buffer_bytes: 256 << 20,
             connections_max: 1024,
             requests_max: 16 * 1024,

@@ -12,6 +12,7 @@
 //! Tested by `node.rs`, and by the scenario `namespaces` of the simulator.
 
 use crate::core_namespaces::CoreNamespace;
+use crate::core_roles::CoreRole;
 use crate::error::CompactionStartError;
 use octokv_base::{NamespaceId, Nanos};
 use octokv_client::PollGroup;
@@ -72,6 +73,8 @@ pub enum NamespaceChange<D> {
 /// Status of one core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CoreStatus {
+    /// Whether it has connections, executes requests for drives, or both.
+    pub role: CoreRole,
     /// Open connections.
     pub connections: usize,
     /// Outgoing sessions.

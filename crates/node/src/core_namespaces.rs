@@ -12,6 +12,7 @@
 
 use crate::abortable::{CancelToken, abortable};
 use crate::block_backend::{BlockBackend, BlockVolume};
+use crate::core_roles::CoreRoles;
 use crate::error::CompactionStartError;
 use crate::fair_yield::FairYield;
 use crate::kv_backend::KvBackend;
@@ -96,8 +97,9 @@ struct DrainingNamespace<D> {
 
 impl<D: OpenDevice> CoreNamespaces<D> {
     /// A core without namespaces.
-    pub fn new(core: usize, pool: BufferPool, handle: ReactorHandle) -> CoreNamespaces<D> {
-        CoreNamespaces { core, table: Rc::default(), pool, handle, served: Vec::new(), draining: Vec::new() }
+    pub fn new(core: usize, roles: CoreRoles, pool: BufferPool, handle: ReactorHandle) -> CoreNamespaces<D> {
+        let table = Rc::new(NamespaceTable::new(roles));
+        CoreNamespaces { core, table, pool, handle, served: Vec::new(), draining: Vec::new() }
     }
 
     /// The backends of the served namespaces.
@@ -341,7 +343,7 @@ mod tests {
         let format = FormatConfig { engine, ..FormatConfig::default() };
         let opened = AnyVolume::open(&devices, &pool, config, &format);
         let volume = NamespaceVolume::Kv(block_on(opened, || ()).expect("a volatile device is formatted"));
-        let mut namespaces = CoreNamespaces::new(0, pool, handle.clone());
+        let mut namespaces = CoreNamespaces::new(0, CoreRoles::SHARED, pool, handle.clone());
         let blocks = NamespaceVolume::Block(BlockVolume::new(512, 1 << 20));
         for (id, volume, device) in [(KEYS, volume, of_keys), (BLOCKS, blocks, disk())] {
             namespaces.attach(CoreNamespace { id, volume, devices: vec![device] }).expect("memory");

@@ -11,6 +11,7 @@
 use crate::config::NodeConfig;
 use crate::control::ControlQueue;
 use crate::core_namespaces::CoreNamespace;
+use crate::core_roles::CoreRoles;
 use crate::device_driver::open_core_queue;
 use crate::error::StartError;
 use crate::monitor::Monitor;
@@ -162,6 +163,7 @@ impl PreparedCore {
         let parts = CoreParts {
             index,
             sockets,
+            roles: CoreRoles::with_drive_cores(config.drive_cores.len()),
             listen: &config.listen,
             handle: ReactorHandle::new(core_waker, devices, CpuTime::measured()),
             mailbox,

@@ -5,6 +5,7 @@
 //! - [`config`], `validate`, `error`: configuration of a node, its validation, and the errors of a start, change or stop.
 //! - [`node_core`]: one core on the sockets and devices of any driver: reactor, namespaces, control messages.
 //! - [`control`], [`core_namespaces`]: control messages to cores; namespaces of one core, attached and detached.
+//! - [`core_roles`]: cores for drives and cores for connections.
 //! - `node_parts`: what a node has before its cores start. `device_replacement`: another device for one that is lost. `device_addition`: one more.
 //! - `core_thread`: runs a core on a thread with the kernel's sockets and devices.
 //! - `reactor`: one iteration of a core: sockets, messages, backends, device, outgoing sessions, responses.
@@ -35,6 +36,7 @@ mod connection_queue;
 pub mod control;
 pub mod core_metrics;
 pub mod core_namespaces;
+pub mod core_roles;
 mod core_thread;
 mod device_addition;
 mod device_driver;
@@ -68,6 +70,7 @@ pub use config::{
 };
 pub use control::{ControlMessage, ControlQueue, CoreFunction, CoreStatus, NamespaceChange, OnCompacted};
 pub use core_namespaces::{CoreNamespace, NamespaceVolume, OpenDevice};
+pub use core_roles::{CoreRole, CoreRoles};
 pub use error::{
     CloseError, CompactionStartError, NamespaceChangeError, StartError, StopError, UringUnavailable,
 };
@@ -78,3 +81,4 @@ pub use node_core::{CoreParts, NodeCore};
 pub use octokv_device::health::{DeviceLoad, OperationLoad};
 pub use octokv_sys::file::DeviceOpenError;
 pub use reactor::{CoreMessage, SimulatedCosts};
+pub use spanned_tokens::token_shares;

@@ -14,7 +14,7 @@ use crate::core_namespaces::{self, CoreNamespace, NamespaceVolume};
 use crate::error::{CloseError, StartError};
 use crate::namespace_device::{NamespaceDevice, names_of, open_for_core};
 use crate::namespace_status::DeviceStatus;
-use crate::spanned_tokens::SpannedTokens;
+use crate::spanned_tokens::token_shares;
 use octokv_base::{BufferPool, Nanos, SharedSum};
 use octokv_device::health::DeviceHealth;
 use octokv_device::{Device, DeviceError};
@@ -40,6 +40,7 @@ pub(crate) struct NamespaceOpenOptions {
     pub driver: DeviceDriver,
     pub device_depth: usize,
     pub device_timeout: Nanos,
+    pub swap_gap: u32,
     pub durability: Durability,
     /// Of the compaction of each Key Value namespace; 0 for none, `None` for the default of its engine.
     pub compact_bytes_per_second: Option<u64>,
@@ -60,6 +61,7 @@ impl NamespaceOpenOptions {
             driver: config.driver,
             device_depth: config.device_depth,
             device_timeout: config.device_timeout,
+            swap_gap: config.swap_gap,
             durability: config.durability,
             compact_bytes_per_second: config.compact_bytes_per_second,
             scrub_bytes_per_second: config.scrub_bytes_per_second,
@@ -177,7 +179,10 @@ impl OpenNamespace {
         let NamespaceConfig { id, ana_group, nguid_suffix, .. } = self.config;
         match &self.volume {
             NamespaceVolume::Kv(volume) => {
-                let tokens = SpannedTokens::of(volume);
+                let tokens = match volume {
+                    AnyVolume::Spanned(volume) => token_shares(volume),
+                    _ => None,
+                };
                 NamespaceInfo { id, ana_group, tokens, ..namespace_info(volume, key_bytes_max) }
             }
             NamespaceVolume::Block(volume) => NamespaceInfo {
@@ -300,7 +305,7 @@ pub(crate) fn open_config(
             .compact_bytes_per_second
             .unwrap_or_else(|| default_compact_bytes_per_second(format.engine)),
         tree: options.tree,
-        swap_gap: OpenConfig::SWAP_GAP,
+        swap_gap: options.swap_gap,
         clock: WallClock::new(clock::wall).with_monotonic(clock::now),
         tokens: options.device_tokens,
     }
@@ -424,6 +429,7 @@ mod tests {
             driver: DeviceDriver::Threads,
             device_depth: 1,
             device_timeout: Nanos::from_secs(30),
+            swap_gap: OpenConfig::SWAP_GAP,
             durability: Durability::PowerSafe,
             compact_bytes_per_second: Some(0),
             scrub_bytes_per_second: 0,

@@ -2,10 +2,11 @@
 //!
 //! In: a namespace and an operation. Out: its outcome. Namespaces are added and removed while the node runs. A
 //! removed backend lives until its last request has ended. The reactor receives the removed identifiers, so that a
-//! request still queued does not reach another namespace that takes the identifier. Invariant: the table says that keys
-//! have owner cores exactly while one of its engines says so.
+//! request still queued does not reach another namespace that takes the identifier. Invariant: the table says that requests
+//! have owner cores exactly while cores have roles or one of its engines says so.
 
 use crate::block_backend::BlockBackend;
+use crate::core_roles::CoreRoles;
 use crate::kv_backend::KvBackend;
 use octokv_base::NamespaceId;
 use octokv_engine::{Engine, PrefetchStage};
@@ -29,15 +30,24 @@ impl<E: Engine> NamespaceBackend<E> {
         }
     }
 
+    /// The core, of the first `drive_cores`, that has to execute an operation: that of its key's drive, and without a key one for each
+    /// connection.
+    fn drive_core(&self, operation: &RequestOperation, connection: usize, drive_cores: usize) -> usize {
+        match (self, operation.key()) {
+            (NamespaceBackend::Kv(kv_backend), Some(key)) => kv_backend.engine.drive_core(key, drive_cores),
+            _ => connection % drive_cores,
+        }
+    }
+
     /// The core that has to execute an operation, if it is on a key and the engine's keys have owners.
-    pub fn owner_core(&self, operation: &RequestOperation) -> Option<usize> {
+    fn owner_core(&self, operation: &RequestOperation) -> Option<usize> {
         match self {
             NamespaceBackend::Kv(kv_backend) => kv_backend.engine.owner_core(operation.key()?),
             NamespaceBackend::Block(_) => None,
         }
     }
 
-    /// Whether keys have owner cores.
+    /// Whether keys have owner cores by the engine's rule.
     fn has_owner_cores(&self) -> bool {
         match self {
             NamespaceBackend::Kv(kv_backend) => kv_backend.engine.has_owner_cores(),
@@ -66,21 +76,22 @@ impl RemovedNamespaces {
 pub struct NamespaceTable<E> {
     backends: RefCell<Vec<(NamespaceId, Rc<NamespaceBackend<E>>)>>,
     removed: RemovedNamespaces,
-    /// Whether keys of a namespace have owner cores.
+    roles: CoreRoles,
+    /// Whether requests have owner cores.
     has_owner_cores: Rc<Cell<bool>>,
 }
 
-impl<E> Default for NamespaceTable<E> {
-    fn default() -> NamespaceTable<E> {
+impl<E> NamespaceTable<E> {
+    /// No namespaces, on a node whose cores have these roles.
+    pub fn new(roles: CoreRoles) -> NamespaceTable<E> {
         NamespaceTable {
             backends: RefCell::default(),
             removed: RemovedNamespaces::default(),
-            has_owner_cores: Rc::default(),
+            roles,
+            has_owner_cores: Rc::new(Cell::new(roles.drive_cores().is_some())),
         }
     }
-}
 
-impl<E> NamespaceTable<E> {
     /// The backend of a namespace; `None` if the core does not serve it.
     #[inline]
     pub fn get(&self, id: NamespaceId) -> Option<Rc<NamespaceBackend<E>>> {
@@ -101,13 +112,27 @@ impl<E> NamespaceTable<E> {
         self.removed.clone()
     }
 
-    /// Whether keys of a namespace have owner cores, now and after later changes.
+    /// Whether requests of a namespace have owner cores, now and after later changes.
     pub fn has_owner_cores(&self) -> Rc<Cell<bool>> {
         Rc::clone(&self.has_owner_cores)
     }
 }
 
 impl<E: Engine> NamespaceTable<E> {
+    /// The core that has to execute an operation of a connection; `None` if any may, or if this core does not serve the namespace.
+    pub fn owner_core(
+        &self,
+        id: NamespaceId,
+        operation: &RequestOperation,
+        connection: usize,
+    ) -> Option<usize> {
+        let backend = self.get(id)?;
+        match self.roles.drive_cores() {
+            Some(drive_cores) => Some(backend.drive_core(operation, connection, drive_cores)),
+            None => backend.owner_core(operation),
+        }
+    }
+
     /// Adds a backend.
     ///
     /// # Panics
@@ -130,7 +155,8 @@ impl<E: Engine> NamespaceTable<E> {
     }
 
     fn update_has_owner_cores(&self, backends: &[(NamespaceId, Rc<NamespaceBackend<E>>)]) {
-        self.has_owner_cores.set(backends.iter().any(|(_, backend)| backend.has_owner_cores()));
+        let by_engines = backends.iter().any(|(_, backend)| backend.has_owner_cores());
+        self.has_owner_cores.set(self.roles.drive_cores().is_some() || by_engines);
     }
 }
 
@@ -144,6 +170,7 @@ mod tests {
     use octokv_runtime::{
         CoreWaker, CpuTime, DeviceDriver, DeviceHandle, ReactorHandle, block_on, open_device_queue,
     };
+    use std::collections::BTreeSet;
 
     fn backend(owner_cores: Option<usize>) -> NamespaceBackend<AnyEngine> {
         let core_waker = CoreWaker::without_eventfd();
@@ -175,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_table_knows_whether_keys_of_any_namespace_have_owners() {
-        let table = NamespaceTable::default();
+        let table = NamespaceTable::new(CoreRoles::SHARED);
         let has_owner_cores = table.has_owner_cores();
         let [plain, owned] = [NamespaceId(1), NamespaceId(2)];
         table.insert(plain, backend(None));
@@ -189,5 +216,27 @@ mod tests {
         assert_eq!((owner_of(plain, &exist), owner_of(owned, &flush)), (None, None));
         table.remove(owned);
         assert!(!has_owner_cores.get());
+    }
+
+    #[test]
+    fn with_cores_for_drives_they_own_all_requests() {
+        let table = NamespaceTable::new(CoreRoles::with_drive_cores(3));
+        let id = NamespaceId(1);
+        let owner_of = |operation: &RequestOperation, connection| table.owner_core(id, operation, connection);
+        assert_eq!(owner_of(&RequestOperation::Flush, 0), None);
+        table.insert(id, backend(None));
+        assert!(table.has_owner_cores().get());
+        let of_key = |byte: u8, connection| {
+            owner_of(&RequestOperation::Exist { key: Key::new(&[byte]).expect("a byte") }, connection)
+        };
+        let owners: BTreeSet<_> = (0..100).map(|byte| of_key(byte, 0)).collect();
+        assert_eq!(owners, BTreeSet::from([Some(0), Some(1), Some(2)]));
+        assert!((0..100).all(|byte| of_key(byte, 0) == of_key(byte, 1)));
+        assert_eq!(
+            [3, 4, 5].map(|connection| owner_of(&RequestOperation::Flush, connection)),
+            [0, 1, 2].map(Some)
+        );
+        table.remove(id);
+        assert!(table.has_owner_cores().get());
     }
 }

@@ -11,6 +11,7 @@
 use crate::config::REQUESTS_MAX;
 use crate::control::{ControlMessage, ControlQueue, CoreStatus, NamespaceChange};
 use crate::core_namespaces::{CoreNamespace, CoreNamespaces, OpenDevice};
+use crate::core_roles::{CoreRole, CoreRoles};
 use crate::error::StartError;
 use crate::monitor::Monitor;
 use crate::namespace_table::NamespaceBackend;
@@ -47,7 +48,9 @@ pub struct CoreParts<'a, S, D> {
     pub index: usize,
     /// Its sockets.
     pub sockets: S,
-    /// The node's addresses: the first core listens on them.
+    /// The roles of the node's cores.
+    pub roles: CoreRoles,
+    /// The node's addresses: the accepting core listens on them.
     pub listen: &'a [SocketAddr],
     /// Its clock, timers, background tasks and device queue.
     pub handle: ReactorHandle,
@@ -76,6 +79,7 @@ pub struct NodeCore<S, D> {
     pool: BufferPool,
     handle: ReactorHandle,
     peers: PollGroup,
+    role: CoreRole,
     /// The addresses that it listens on.
     addresses: Vec<SocketAddr>,
 }
@@ -91,13 +95,13 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         namespaces: impl IntoIterator<Item = CoreNamespace<D>>,
     ) -> Result<NodeCore<S, D>, StartError> {
         let CoreParts { index, mut sockets, handle, control_queue, .. } = parts;
-        let own = if index == 0 { parts.listen } else { &[] };
+        let own = if index == parts.roles.accepting_core() { parts.listen } else { &[] };
         let listen =
             |&address| sockets.listen(address).map_err(|error| StartError::Listen { address, error });
         let listeners = own.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
         let addresses = listeners.iter().map(|(_, address)| *address).collect();
         let pool = BufferPool::new(parts.buffer_bytes);
-        let mut attached = CoreNamespaces::new(index, pool.clone(), handle.clone());
+        let mut attached = CoreNamespaces::new(index, parts.roles, pool.clone(), handle.clone());
         for namespace in namespaces {
             attached.attach(namespace).map_err(StartError::System)?;
         }
@@ -105,6 +109,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         let reactor = new_reactor(ReactorParts {
             sockets,
             listeners,
+            roles: parts.roles,
             mailbox: parts.mailbox,
             core: index,
             handle: handle.clone(),
@@ -117,7 +122,8 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
             costs: parts.costs,
         });
         let reactor = Box::new(reactor);
-        Ok(NodeCore { reactor, namespaces: attached, control_queue, pool, handle, peers, addresses })
+        let role = parts.roles.role_of(index);
+        Ok(NodeCore { reactor, namespaces: attached, control_queue, pool, handle, peers, role, addresses })
     }
 
     /// Does everything there is to do at `now`, then executes control messages. Returns false if there was nothing.
@@ -172,6 +178,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         let spent = self.handle.cpu_time().reader().stage_times();
         let stages = [Stage::Target, Stage::Kv, Stage::Device];
         CoreStatus {
+            role: self.role,
             connections: self.reactor.connections(),
             peers: self.peers.len(),
             requests: self.reactor.requests(),
@@ -211,7 +218,7 @@ impl<S: Sockets + 'static, D: OpenDevice> NodeCore<S, D> {
         self.peers.is_empty()
     }
 
-    /// The addresses that the core listens on, ports resolved; none except on the first core.
+    /// The addresses that the core listens on, ports resolved; none except on the accepting core.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }

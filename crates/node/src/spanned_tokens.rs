@@ -5,7 +5,7 @@
 //! Tested below.
 
 use octokv_engine::spanned::SPAN_DEVICES_MAX;
-use octokv_engine::{AnyVolume, DeviceQueue, SpannedVolume};
+use octokv_engine::{DeviceQueue, SpannedVolume, Volume};
 use octokv_nvmf::{HostWeights, TokenCommand, TokenShares, TokenSource};
 use octokv_sched::{CostKind, SchedConfig};
 use octokv_wire::device_log::{DeviceEntry, DeviceLog, LoggedCost};
@@ -13,20 +13,19 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The devices of a volume that have queues.
-pub(crate) struct SpannedTokens {
-    volume: SpannedVolume<AnyVolume>,
+struct SpannedTokens<V: Volume> {
+    volume: SpannedVolume<V>,
 }
 
-impl SpannedTokens {
-    /// The tokens of a volume; `None` if it is on one device, or without queues.
-    pub fn of(volume: &AnyVolume) -> Option<Arc<TokenShares>> {
-        let AnyVolume::Spanned(volume) = volume else { return None };
-        let tokens = || Arc::new(SpannedTokens { volume: volume.clone() });
-        (!volume.device_queues().is_empty()).then(|| TokenShares::new(tokens()))
-    }
+/// The tokens of a volume on several devices, for hosts; `None` if its devices have no queues.
+pub fn token_shares<V: Volume + Send + Sync + 'static>(
+    volume: &SpannedVolume<V>,
+) -> Option<Arc<TokenShares>> {
+    let tokens = || Arc::new(SpannedTokens { volume: volume.clone() });
+    (!volume.device_queues().is_empty()).then(|| TokenShares::new(tokens()))
 }
 
-impl fmt::Debug for SpannedTokens {
+impl<V: Volume> fmt::Debug for SpannedTokens<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SpannedTokens").finish_non_exhaustive()
     }
@@ -47,7 +46,7 @@ fn entry_of(queue: &DeviceQueue) -> DeviceEntry {
     }
 }
 
-impl TokenSource for SpannedTokens {
+impl<V: Volume + Send + Sync + 'static> TokenSource for SpannedTokens<V> {
     fn device_of(&self, key: &[u8]) -> u8 {
         self.volume.device_of(key) as u8
     }
@@ -93,7 +92,9 @@ mod tests {
     use octokv_device::Device;
     use octokv_device::memory::{MemoryDevice, RamDisk};
     use octokv_engine::conformance::key_of;
-    use octokv_engine::{Durability, EngineKind, FormatConfig, OpenConfig, QueueReport, Volume, WallClock};
+    use octokv_engine::{
+        AnyVolume, Durability, EngineKind, FormatConfig, OpenConfig, QueueReport, WallClock,
+    };
     use octokv_runtime::block_on;
     use octokv_sched::{KindCost, STARTING_TOKENS_MAX, StartingCosts, TenantQos};
     use std::rc::Rc;
@@ -146,7 +147,8 @@ mod tests {
         let commands = [TokenCommand::Get, TokenCommand::Put(8192), TokenCommand::Delete];
         assert_eq!(commands.map(|command| source.cost(1, command)), [16, 128, 32]);
         assert_eq!((get.of(1), put.of(1), delete.of(0), put.of(8192)), (16, 64, 32, 128));
-        assert!(SpannedTokens::of(&volume).is_some() && SpannedTokens::of(&self::volume(None)).is_none());
+        let AnyVolume::Spanned(without) = self::volume(None) else { panic!("it spans devices") };
+        assert!(token_shares(spanned).is_some() && token_shares(&without).is_none());
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
         return invalid("cores", "a core is listed twice");
     }
+    validate_drive_cores(config)?;
     if config.buffer_bytes < 4 * config.format.value_bytes_max as usize {
         return invalid("buffer_bytes", "space for at least four of the longest values is needed");
     }
@@ -62,6 +63,24 @@ pub(crate) fn validate_config(config: &NodeConfig) -> Result<(), StartError> {
     validate_devices(&config.devices, true)?;
     if config.tree.iterator_idle < ITERATOR_IDLE_MIN {
         return invalid("iterator_idle", "must be at least one second");
+    }
+    Ok(())
+}
+
+/// Validates the cores for drives.
+fn validate_drive_cores(config: &NodeConfig) -> Result<(), StartError> {
+    let invalid = |why: String| Err(StartError::InvalidSetting { name: "drive_cores", why });
+    let drive_cores = &config.drive_cores;
+    for (at, core) in drive_cores.iter().enumerate() {
+        if drive_cores[..at].contains(core) {
+            return invalid(format!("core {core} is listed twice"));
+        }
+        if !config.cores.contains(core) {
+            return invalid(format!("core {core} is not one of cores"));
+        }
+    }
+    if drive_cores.len() == config.cores.len() {
+        return invalid("at least one of cores has to be left for connections".to_owned());
     }
     Ok(())
 }

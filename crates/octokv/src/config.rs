@@ -4,11 +4,11 @@
 //! `octokv.example.toml` documents every key with its default, which a test verifies.
 
 use crate::choices::{DriverChoice, DurabilityChoice, HashChoice, PollingChoice};
-use crate::cli::ServeArgs;
 use crate::config_error::{self, InvalidSetting, check_range};
 use crate::drive_arg::DriveArg;
 use crate::engine_arg::EngineArg;
 use crate::namespace_config;
+use crate::serve_args::ServeArgs;
 use crate::size::{PrefetchSetting, RateSetting, Size, UnitSetting};
 use crate::token_costs;
 use octokv_admin::DeviceNames;
@@ -52,6 +52,7 @@ pub struct ConfigFile {
     pub value_bytes_max: Size,
     pub inline_bytes_max: Size,
     pub swap_bytes: Size,
+    pub swap_gap: u32,
     pub partitions: u16,
     pub chunk_bytes: UnitSetting,
     pub key_bytes_max: u16,
@@ -64,6 +65,7 @@ pub struct ConfigFile {
     pub serial: String,
     pub model: String,
     pub cores: Vec<usize>,
+    pub drive_cores: Vec<usize>,
     pub polling: PollingChoice,
     pub spin_us: u64,
     pub buffer_bytes: Size,
@@ -111,6 +113,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "value_bytes_max",
     "inline_bytes_max",
     "swap_bytes",
+    "swap_gap",
     "partitions",
     "chunk_bytes",
     "key_bytes_max",
@@ -123,6 +126,7 @@ pub const CONFIG_KEYS: &[&str] = &[
     "serial",
     "model",
     "cores",
+    "drive_cores",
     "polling",
     "spin_us",
     "buffer_bytes",
@@ -238,11 +242,13 @@ impl Default for ConfigFile {
             },
             device_depth: node.device_depth,
             device_timeout_s: node.device_timeout.0 / NANOS_PER_SECOND,
+            swap_gap: node.swap_gap,
             listen: node.listen.clone(),
             nqn: node.nqn.clone(),
             serial: target.serial.clone(),
             model: target.model.clone(),
             cores: node.cores.clone(),
+            drive_cores: node.drive_cores.clone(),
             polling,
             spin_us: spin.0 / 1_000,
             buffer_bytes: Size(node.buffer_bytes as u64),
@@ -330,6 +336,7 @@ impl ConfigFile {
         over(&mut self.scrub_bytes_per_second, &flags.scrub_bytes_per_second);
         over(&mut self.iterator_idle_s, &flags.iterator_idle_s);
         over(&mut self.device_timeout_s, &flags.device_timeout_s);
+        over(&mut self.swap_gap, &flags.swap_gap);
         over(&mut self.value_prefetch, &flags.value_prefetch);
         self.compress |= flags.compress;
         self.device_tokens |= flags.device_tokens;
@@ -354,6 +361,9 @@ impl ConfigFile {
         }
         if !flags.cores.is_empty() {
             self.cores.clone_from(&flags.cores);
+        }
+        if !flags.drive_cores.is_empty() {
+            self.drive_cores.clone_from(&flags.drive_cores);
         }
     }
 
@@ -421,6 +431,7 @@ impl ConfigFile {
         }
         check_range("key_bytes_max", &self.key_bytes_max, 16, 1024, "16 to 1024")?;
         check_range("device_depth", &self.device_depth, 1, 32_768, "1 to 32768")?;
+        check_range("swap_gap", &self.swap_gap, 1, 1_000_000, "1 to 1000000")?;
         check_range("device_timeout_s", &self.device_timeout_s, 1, 3_600, "1 to 3600")?;
         check_range("requests_max", &self.requests_max, 1, octokv_node::REQUESTS_MAX, "1 to 16777216")?;
         check_range("connections_max", &self.connections_max, 1, 1 << 20, "1 to 1048576")?;
@@ -534,6 +545,7 @@ impl ConfigFile {
             },
             listen: self.listen.clone(),
             cores: self.cores.clone(),
+            drive_cores: self.drive_cores.clone(),
             nqn: self.nqn.clone(),
             polling: self.polling.to_runtime(Nanos::from_micros(self.spin_us)),
             driver: match self.driver {
@@ -543,6 +555,7 @@ impl ConfigFile {
             },
             device_depth: self.device_depth,
             device_timeout: Nanos::from_secs(self.device_timeout_s),
+            swap_gap: self.swap_gap,
             buffer_bytes: self.buffer_bytes.0 as usize,
             connections_max: self.connections_max,
             requests_max: self.requests_max,

@@ -119,6 +119,22 @@ fn partitions_and_chunks_are_those_of_the_file_or_the_flags() {
 }
 
 #[test]
+fn cores_for_drives_and_the_gap_of_swaps_reach_the_node() {
+    let (node, _) = node_config(&ServeArgs::default()).unwrap();
+    assert_eq!((node.drive_cores, node.swap_gap), (vec![], 64));
+    let flags = ServeArgs {
+        cores: vec![0, 1, 2],
+        drive_cores: vec![2, 0],
+        swap_gap: Some(16),
+        ..ServeArgs::default()
+    };
+    let (node, _) = node_config(&flags).unwrap();
+    assert_eq!((node.cores, node.drive_cores, node.swap_gap), (vec![0, 1, 2], vec![2, 0], 16));
+    let refused = node_config(&ServeArgs { swap_gap: Some(0), ..ServeArgs::default() }).unwrap_err();
+    assert!(refused.contains("swap_gap") && refused.contains("1 to 1000000"), "{refused}");
+}
+
+#[test]
 fn token_costs_are_those_of_their_file_and_need_device_tokens() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("costs.json");

@@ -12,7 +12,7 @@
 //! - [`drive_arg`], [`engine_arg`]: names of simulated drives and of storage engines.
 //! - [`size`]: sizes with units.
 //! - [`exit_status`]: exit codes and messages.
-//! - [`serve`]: runs a node until a signal.
+//! - [`serve`]: runs a node until a signal; [`serve_args`]: its flags.
 //! - [`admin`]: ns, compact, host, ana: changes a running node.
 //! - [`sched`]: sched, stats: scheduling of a running node and its metrics.
 //! - [`kv_commands`]: put, get, delete, exist, list; [`scan`](mod@scan): scan.
@@ -52,6 +52,7 @@ mod reproduce;
 mod scan;
 mod sched;
 mod serve;
+mod serve_args;
 mod sim;
 mod size;
 mod token_costs;

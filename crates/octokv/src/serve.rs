@@ -1,9 +1,9 @@
 //! `octokv serve`: runs a node until a signal; prints one line on standard output when it is ready.
 
 use crate::admin::default_admin_socket;
-use crate::cli::ServeArgs;
 use crate::config::{self, AdminConfig, PathSetting};
 use crate::exit_status::{CliError, CliResult};
+use crate::serve_args::ServeArgs;
 use anyhow::{Context, anyhow};
 use octokv_admin::service::{AdminPlatform, host_acl, namespace_configs, parse_ana_state};
 use octokv_admin::state_file::StateFileLock;

@@ -265,24 +265,35 @@ fn keys_by_device(admin: &[&str]) -> Vec<u32> {
 
 #[test]
 fn a_device_is_added_and_gets_its_part_of_the_keys_while_they_are_served() {
-    for engine in ["hash", "lsm", "log"] {
+    let (without, swapping) = (&[][..], &["--swap-bytes", "17MiB", "--swap-gap", "1"][..]);
+    for (engine, regions) in
+        [("hash", without), ("lsm", without), ("log", without), ("hash", swapping), ("log", swapping)]
+    {
         let directory = temp_directory();
         let devices = paths(directory.path(), &["a", "b"]);
         let socket = directory.path().join("admin.sock");
         let admin = ["--admin", socket.to_str().unwrap()];
-        let options = [&["--engine", engine][..], &admin].concat();
-        let mut server = start(directory.path(), &devices, &options);
+        // They take a part of each device.
+        let size = ["--size", if regions.is_empty() { "32MiB" } else { "64MiB" }];
+        let options = [&["--engine", engine, "--listen", "127.0.0.1:0"][..], &admin, regions, &size].concat();
+        let start = |devices: &[String]| {
+            Server::start_with(directory.path(), &[&flags(devices)[..], &options].concat())
+        };
+        let mut server = start(&devices);
         fill(&server);
         let new = paths(directory.path(), &["new"]).remove(0);
         let extend = |nsid: &str, device: &str, more: &[&str]| {
             let fixed = ["ns", "extend", nsid, "--device", device];
             octokv([&fixed[..], more, &admin].concat())
         };
-        let size = ["--size", "32MiB"];
         extend("2", &new, &size).assert_failed(1, &["there is no namespace 2"]);
         extend("1", &new, &[]).assert_failed(2, &["with a size (--size) it is created"]);
         extend("1", &devices[0], &["--format"]).assert_failed(2, &["is there twice"]);
         extend("1", &new, &["--size", "1KiB"]).assert_failed(2, &[&new]);
+        if !regions.is_empty() {
+            let refused = extend("1", &new, &["--size", "16MiB"]);
+            refused.assert_failed(2, &[&new, "it has 16777216 bytes"]);
+        }
         assert!(!Path::new(&new).exists(), "the file of an addition that failed is left");
         let extended = extend("1", &new, &size);
         let note = format!("add {new} to its devices there before the next start");
@@ -300,9 +311,10 @@ fn a_device_is_added_and_gets_its_part_of_the_keys_while_they_are_served() {
         }
         fill(&server);
         server.kill();
-        refused(&devices, &["--engine", engine], &["the volume has 3 devices, and 2 are given"]);
+        let without_new = octokv([&["serve"], &flags(&devices)[..], &options].concat());
+        without_new.assert_failed(1, &["the volume has 3 devices, and 2 are given"]);
         let with_new = [new.clone(), devices[1].clone(), devices[0].clone()];
-        let server = start(directory.path(), &with_new, &options);
+        let server = start(&with_new);
         assert_all(&server);
         server.stop();
         check(&with_new).stdout_ok();

@@ -19,6 +19,7 @@ mod bench_workloads;
 mod calibrate;
 mod common;
 mod compaction;
+mod core_roles;
 mod devices;
 mod drivers;
 mod kill_restart;

@@ -7,7 +7,7 @@
 //! mode 0600, all blocks allocated and its directory entry synced, or it is removed; opening does not change an existing
 //! file.
 //!
-//! Unsafe code: `ioctl(BLKDISCARD)`, for which rustix has no function. Tested in `tests/file.rs`.
+//! Unsafe code: `ioctl(BLKDISCARD)` and `ioctl(BLKGETSIZE64)`, for which rustix has no functions. Tested in `tests/file.rs`.
 
 use octokv_base::Buffer;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, StatxFlags};
@@ -345,20 +345,27 @@ impl DeviceFile {
     /// The error of a failed operation: ENXIO if this is a block device that has become smaller since it was opened. Linux makes a disk that is pulled one
     /// of 0 bytes, of which reads end early and writes have no space (ENOSPC), as in a full file system.
     pub(crate) fn error_of(&self, error: i32) -> i32 {
-        let is_smaller = || {
-            rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)).is_ok_and(|end| end < self.size_bytes)
-        };
+        let is_smaller = || self.block_device_bytes().is_some_and(|bytes| bytes < self.size_bytes);
         if self.is_block_device && is_smaller() { libc::ENXIO } else { error }
+    }
+
+    /// The present size of a block device. By ioctl, which takes no lock: a seek takes that of the device, which a discard holds, and an event loop that
+    /// asks would wait for a discard that hangs.
+    fn block_device_bytes(&self) -> Option<u64> {
+        let mut bytes = 0_u64;
+        // SAFETY: BLKGETSIZE64 writes one u64 to `bytes`, which lives through the call.
+        let result = unsafe { libc::ioctl(self.file.as_raw_fd(), BLKGETSIZE64 as _, &raw mut bytes) };
+        (result == 0).then_some(bytes)
     }
 
     /// Deallocates a byte range of the file or block device, blocking. No effect if it does not support that.
     ///
     /// # Errors
-    /// Returns the kernel's error number.
+    /// Returns the kernel's error number; ENXIO if a block device was removed.
     pub fn trim(&self, offset: u64, bytes: u64) -> Result<(), i32> {
         let result =
             if self.is_block_device { self.discard(offset, bytes) } else { self.punch_hole(offset, bytes) };
-        ignore_unsupported_trim(result)
+        ignore_unsupported_trim(result).map_err(|error| self.error_of(error))
     }
 
     fn discard(&self, offset: u64, bytes: u64) -> Result<(), i32> {
@@ -378,6 +385,9 @@ pub(crate) const PUNCH_HOLE_MODE: FallocateFlags =
     FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: u32 = 0x1277;
+/// `_IOR(0x12, 114, size_t)` of linux/fs.h; a `size_t` has 8 bytes.
+const BLKGETSIZE64: u32 = 0x8008_1272;
+const _: () = assert!(size_of::<usize>() == 8);
 
 /// Turns the errors of an unsupported trim into success: a trim is advisory.
 pub(crate) fn ignore_unsupported_trim(result: Result<(), i32>) -> Result<(), i32> {

@@ -9,7 +9,7 @@
 //! - memory ([`huge_pages`], [`latched_memory`], [`page_allocator`], [`counting_allocator`], [`prefetch`], `malloc_trim`): mappings
 //!   of our own, bytes that cores share, the allocator trait, prefetch instructions;
 //! - the clock ([`clock`]): the vDSO call and the tick counter, on the hot path;
-//! - four calls that rustix does not have: `getsockopt(TCP_INFO)`, `ioctl(BLKDISCARD)`, `sched_setscheduler`, and
+//! - calls that rustix does not have: `getsockopt(TCP_INFO)`, `ioctl(BLKDISCARD)` and `ioctl(BLKGETSIZE64)`, `sched_setscheduler`, and
 //!   `prctl(PR_SET_SECCOMP)` of the test tool [`seccomp`];
 //! - [`rocksdb_library`]: the C interface of a library that benchmarks load.
 //!

@@ -22,6 +22,7 @@ pub mod allocator;
 pub(crate) mod background_task;
 pub mod batch_parts;
 pub mod commit_queue;
+pub mod drive_cores;
 pub mod epoch;
 pub mod flush_queue;
 pub mod group_commit;

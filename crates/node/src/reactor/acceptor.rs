@@ -1,10 +1,11 @@
-//! New connections of a node, on the first core: accepted, and assigned to all cores in rotation.
+//! New connections of a node, on its accepting core: accepted, and assigned in rotation to the cores that have connections.
 //!
 //! Invariants: at most [`ACCEPTS_PER_ITERATION`] accepted connections wait for a core; behind them, the kernel's accept
 //! queue holds new ones. The listeners take turns in being first, so that a flood on one of them does not keep out the
 //! connections on the others.
 
 use super::core_links::CoreLinks;
+use crate::core_roles::CoreRoles;
 use octokv_nvmf::Target;
 use octokv_runtime::{ListenerId, SocketId, Sockets};
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ pub(super) type AcceptedConnection = (SocketId, SocketAddr, SocketAddr);
 /// See the module header.
 pub(super) struct Acceptor {
     listeners: Vec<(ListenerId, SocketAddr)>,
+    roles: CoreRoles,
     /// Index of the listener that is first in the next iteration.
     first_listener: usize,
     unassigned: VecDeque<AcceptedConnection>,
@@ -27,9 +29,9 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Accepts on these listeners, of which only the first core has any.
-    pub fn new(listeners: Vec<(ListenerId, SocketAddr)>) -> Acceptor {
-        Acceptor { listeners, first_listener: 0, unassigned: VecDeque::new(), assigned_count: 0 }
+    /// Accepts on these listeners, of which only the accepting core has any.
+    pub fn new(listeners: Vec<(ListenerId, SocketAddr)>, roles: CoreRoles) -> Acceptor {
+        Acceptor { listeners, roles, first_listener: 0, unassigned: VecDeque::new(), assigned_count: 0 }
     }
 
     /// Accepts connections. True if there were any.
@@ -59,7 +61,8 @@ impl Acceptor {
         while let Some((socket, local, peer)) = self.unassigned.pop_front() {
             // I/O queues are spread evenly. An admin queue, known as one after Connect, does not count: otherwise
             // hosts with one I/O queue would have all of them on every second core.
-            let to = self.assigned_count.wrapping_sub(target.controllers_created()) % links.core_count();
+            let place = self.assigned_count.wrapping_sub(target.controllers_created());
+            let to = self.roles.core_of_connection(place, links.core_count());
             if to != links.core().index() && !links.has_room(to) {
                 self.unassigned.push_front((socket, local, peer));
                 return None;
@@ -127,7 +130,7 @@ mod tests {
     #[test]
     fn a_flood_on_some_listeners_does_not_keep_out_the_others() {
         let listeners = (0..4).map(|index| (ListenerId(index), ([127, 0, 0, 1], 4420).into())).collect();
-        let mut acceptor = Acceptor::new(listeners);
+        let mut acceptor = Acceptor::new(listeners, CoreRoles::SHARED);
         let mut sockets = FloodedSockets { accepted: Vec::new(), next_socket: 0 };
         for _ in 0..4 {
             assert!(acceptor.accept(&mut sockets));

@@ -10,8 +10,8 @@
 //! are timed separately.
 //!
 //! Invariants: a response leaves on the connection of its request; a connection is forgotten only when none of its
-//! requests is in execution; without free workers, buffers or response space nothing is received. The first core
-//! accepts connections and assigns them to all cores in rotation; connections known to be admin queues are not
+//! requests is in execution; without free workers, buffers or response space nothing is received. The accepting
+//! core assigns connections in rotation to the cores that have any; connections known to be admin queues are not
 //! counted.
 //!
 //! # Layout
@@ -44,6 +44,7 @@ use requests::{RequestLimits, RequestNamespaces, Requests};
 use crate::bug_injection::{self, InjectedBug};
 use crate::config::NAMESPACE_ID_MAX;
 use crate::connection_io::{ConnectionIo, RECEIVE_BUFFER_BYTES};
+use crate::core_roles::CoreRoles;
 use crate::log_limiter::LogRateLimiter;
 use crate::monitor::Monitor;
 use crate::namespace_table::{NamespaceBackend, NamespaceTable};
@@ -89,8 +90,10 @@ fn node_requests_max(config: &SubsystemConfig) -> usize {
 pub struct ReactorParts<S, E> {
     /// This core's sockets.
     pub sockets: S,
-    /// The listeners of this core with their addresses; empty except on the first core.
+    /// The listeners of this core with their addresses; empty except on the accepting core.
     pub listeners: Vec<(ListenerId, SocketAddr)>,
+    /// The roles of the node's cores.
+    pub roles: CoreRoles,
     /// This core's end of the mesh.
     pub mailbox: Mailbox<CoreMessage>,
     /// Index of this core in the node.
@@ -258,13 +261,17 @@ fn assemble<S: Sockets, E: Engine + 'static, F: Future<Output = Infallible>>(
             removed: parts.namespaces.removed(),
             is_served: Box::new(move |namespace| namespaces.get(namespace).is_some()),
             has_owner_cores: parts.namespaces.has_owner_cores(),
-            owner_core: Box::new(move |namespace, operation| owners.get(namespace)?.owner_core(operation)),
+            roles: parts.roles,
+            owner_core: Box::new(move |request: &PendingRequest| {
+                let connection = request.home_core.index() + request.connection as usize;
+                owners.owner_core(request.namespace, &request.operation, connection)
+            }),
         },
     );
     Reactor {
         sockets: parts.sockets,
         namespaces: parts.namespaces,
-        acceptor: Acceptor::new(parts.listeners),
+        acceptor: Acceptor::new(parts.listeners, parts.roles),
         links: CoreLinks::new(core, parts.mailbox, node_requests),
         connections: Connections::default(),
         requests,

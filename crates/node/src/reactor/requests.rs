@@ -13,11 +13,12 @@ use super::core_links::CoreLinks;
 use super::messages::RequestCompletion;
 use super::owner_queues::OwnerQueues;
 use crate::bug_injection::{self, InjectedBug};
+use crate::core_roles::{CoreRole, CoreRoles};
 use crate::namespace_table::RemovedNamespaces;
 use crate::request_queue::{PendingRequest, RequestQueue, TicketId};
 use crate::request_scheduler::RequestScheduler;
 use octokv_base::{NamespaceId, Nanos};
-use octokv_nvmf::{IoRequest, RequestOperation, RequestOutcome};
+use octokv_nvmf::{IoRequest, RequestOutcome};
 use octokv_runtime::WorkerPool;
 use octokv_sched::{CoreId, RoutingDecision, TenantId};
 use std::cell::{Cell, RefCell};
@@ -60,8 +61,8 @@ pub(super) struct RequestLimits {
     pub cores: usize,
 }
 
-/// The owner core of an operation on a namespace.
-type OwnerCoreFn = dyn Fn(NamespaceId, &RequestOperation) -> Option<usize>;
+/// The owner core of a request.
+type OwnerCoreFn = dyn Fn(&PendingRequest) -> Option<usize>;
 
 /// What requests know of the core's namespaces.
 pub(super) struct RequestNamespaces {
@@ -69,9 +70,11 @@ pub(super) struct RequestNamespaces {
     pub removed: RemovedNamespaces,
     /// Whether the core serves one.
     pub is_served: Box<dyn Fn(NamespaceId) -> bool>,
-    /// Whether keys of one have owner cores: only then is `owner_core` called.
+    /// The roles of the node's cores.
+    pub roles: CoreRoles,
+    /// Whether requests of one have owner cores: only then is `owner_core` called.
     pub has_owner_cores: Rc<Cell<bool>>,
-    /// The core that has to execute an operation; `None` if any may, or if the core does not serve the namespace.
+    /// The core that has to execute a request; `None` if any may, or if the core does not serve the namespace.
     pub owner_core: Box<OwnerCoreFn>,
 }
 
@@ -169,14 +172,14 @@ impl<F: Future<Output = Infallible>> Requests<F> {
         metrics.record_executed_locally(executed_locally);
     }
 
-    /// The core that owns the key of a request, if one does.
+    /// The core that has to execute a request, if one does.
     ///
     /// # Panics
     /// The engine names a core that does not exist: a bug of this program.
     #[inline(never)]
     fn owner_of(&self, request: &PendingRequest, links: &CoreLinks) -> Option<CoreId> {
-        let owner = (self.namespaces.owner_core)(request.namespace, &request.operation)?;
-        assert!(owner < links.core_count(), "core {owner} owns a key and does not exist");
+        let owner = (self.namespaces.owner_core)(request)?;
+        assert!(owner < links.core_count(), "core {owner} owns a request and does not exist");
         if bug_injection::is_injected(InjectedBug::ExecuteBesideOwner) && !links.has_room(owner) {
             return Some(links.core());
         }
@@ -207,19 +210,26 @@ impl<F: Future<Output = Infallible>> Requests<F> {
         started
     }
 
-    /// Checks, apart from the routing, that no other core owns the keys of the requests that start next.
+    /// Checks, apart from the routing, that no other core owns the requests that start next. A core for drives may have one of a
+    /// key whose partition has moved to another drive since it came.
     ///
     /// # Panics
     /// Another core does: a bug of this program, and an engine with owners would miss or lose the key's value.
     #[cold]
     fn check_owners(&self) {
-        for PendingRequest { namespace, operation, .. } in self.queue.iter().skip(self.checked_count) {
-            if let Some(owner) = (self.namespaces.owner_core)(*namespace, operation) {
-                assert_eq!(
-                    self.core.index(),
-                    owner,
-                    "an operation on a key starts on a core that does not own it"
-                );
+        for request in self.queue.iter().skip(self.checked_count) {
+            if let Some(owner) = (self.namespaces.owner_core)(request) {
+                let core = self.core.index();
+                match self.namespaces.roles.role_of(core) {
+                    CoreRole::Shared => {
+                        assert_eq!(
+                            core, owner,
+                            "an operation on a key starts on a core that does not own it"
+                        );
+                    }
+                    CoreRole::Drives => {}
+                    CoreRole::Network => panic!("a request starts on core {core}, which has no drives"),
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ use super::owner_queues::OwnerQueues;
 use super::*;
 use crate::block_backend::{BlockBackend, BlockVolume};
 use crate::core_metrics::RequestTiming;
+use crate::core_roles::CoreRoles;
 use crate::namespace_table::NamespaceBackend;
 use crate::request_queue::TicketId;
 use octokv_base::NamespaceId;
@@ -93,7 +94,7 @@ fn reactor_parts<S>(
     let handle = ReactorHandle::new(Arc::clone(core_waker), devices, CpuTime::simulated());
     let disk = PowerLossDisk::new(vec![0; 64 << 10], BLOCK_BYTES);
     let (device, pool): (Rc<dyn Device>, _) = (Rc::new(disk.clone()), BufferPool::new(8 << 20));
-    let namespaces: Rc<NamespaceTable<AnyEngine>> = Rc::default();
+    let namespaces = Rc::new(NamespaceTable::<AnyEngine>::new(CoreRoles::SHARED));
     let volume = BlockVolume::new(BLOCK_BYTES, device.geometry().bytes());
     let backend = BlockBackend::new(volume, device, pool.clone(), handle.clone(), Rc::from("disk"));
     namespaces.insert(BLOCKS, NamespaceBackend::Block(backend));
@@ -101,6 +102,7 @@ fn reactor_parts<S>(
     let parts = ReactorParts {
         sockets,
         listeners: Vec::new(),
+        roles: CoreRoles::SHARED,
         mailbox,
         core,
         handle,

@@ -25,7 +25,7 @@ use octokv_engine::{AnyVolume, Durability, FormatConfig, OpenConfig, Volume, Wal
 use octokv_node::block_backend::BlockVolume;
 use octokv_node::monitor::Monitor;
 use octokv_node::{
-    ControlQueue, CoreMessage, CoreNamespace, CoreParts, NamespaceVolume, NodeCore, OpenDevice,
+    ControlQueue, CoreMessage, CoreNamespace, CoreParts, CoreRoles, NamespaceVolume, NodeCore, OpenDevice,
     SimulatedCosts, namespace_info,
 };
 use octokv_nvmf::{LbaRange, NamespaceInfo, NamespaceKind, SubsystemConfig, Target};
@@ -195,6 +195,7 @@ impl RigNode {
         let parts = CoreParts {
             index,
             sockets: TestSockets::of_core(&self.network, &handle, self.config.costs),
+            roles: CoreRoles::SHARED,
             listen: &["127.0.0.1:4420".parse().expect("an address")],
             mailbox,
             control_queue: ControlQueue::new(handle.core_waker()),

@@ -81,7 +81,7 @@ impl SimNode {
             let devices = DeviceHandle::new(Box::new(sim.device_queue(node)), 1);
             let handle = ReactorHandle::new(Arc::clone(&core_wakers[core]), devices, CpuTime::simulated());
             let pool = BufferPool::new(8 << 20);
-            let namespaces: Rc<NamespaceTable<MemoryEngine>> = Rc::default();
+            let namespaces = Rc::new(NamespaceTable::<MemoryEngine>::new(CoreRoles::SHARED));
             let (device_names, list_yield) = (RefCell::default(), FairYield::default());
             let (engine, pool_of) = (engine.clone(), pool.clone());
             let backend =
@@ -90,6 +90,7 @@ impl SimNode {
             let mut reactor = new_reactor(ReactorParts {
                 sockets,
                 listeners,
+                roles: CoreRoles::SHARED,
                 mailbox,
                 core,
                 handle: handle.clone(),

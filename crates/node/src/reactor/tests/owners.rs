@@ -31,9 +31,9 @@ impl OwningCore {
         reactor.requests.owner_queues = OwnerQueues::new(3, NODE_REQUESTS);
         let namespaces = &mut reactor.requests.namespaces;
         namespaces.has_owner_cores = Rc::new(Cell::new(true));
-        namespaces.owner_core = Box::new(|namespace, operation| {
-            assert!([KEYS, OTHER_KEYS].contains(&namespace));
-            Some(usize::from(*operation.key()?.as_bytes().first()?))
+        namespaces.owner_core = Box::new(|request| {
+            assert!([KEYS, OTHER_KEYS].contains(&request.namespace));
+            Some(usize::from(*request.operation.key()?.as_bytes().first()?))
         });
         namespaces.is_served = Box::new(|namespace| namespace == KEYS);
         OwningCore { reactor, others, now: Nanos(1) }
