@@ -146,6 +146,8 @@ pub enum InjectedBug {
     MoveDeleteEarly,
     /// A key is copied without its lock, so that it may replace one that was written meanwhile.
     MoveCopyUnlocked,
+    /// Keys of partitions that move are swapped, and those that are already stay so.
+    MoveWhileSwapping,
     /// A swapped key is removed from the swap region before its value is stored at home.
     SwapRemoveFirst,
     /// A swapped key is read at its home.

@@ -498,6 +498,18 @@ impl<E: Engine> Clauses<'_, E> {
         assert!(before.iter().flatten().all(|owner| *owner < cores), "{before:?}");
     }
 
+    /// Every key has one of so many cores for drives, and each core has keys, with up to `most` cores.
+    pub fn drive_cores(&self, most: usize) {
+        for cores in 1..=most {
+            let of = |index| self.engine.drive_core(&key_of(index), cores);
+            let mut found: Vec<_> = (0..200).map(of).collect();
+            assert_eq!(found, (0..200).map(of).collect::<Vec<_>>());
+            found.sort_unstable();
+            found.dedup();
+            assert_eq!(found, (0..cores).collect::<Vec<_>>());
+        }
+    }
+
     /// The engine refuses by name what it cannot do, and changes nothing.
     pub fn lacks(&self, capability: Capability) {
         let key = key_of(1);

@@ -92,9 +92,6 @@ pub enum OpenError {
         /// The index of the device that failed.
         index: u16,
     },
-    /// A device is to be added to a volume with swap regions, whose keys do not move yet.
-    #[error("a volume with swap regions cannot get another device")]
-    SpanSwaps,
     /// A device was replaced as often as can be counted.
     #[error("device {index} of the volume was replaced 255 times: format a new volume")]
     ReplacementsMax {

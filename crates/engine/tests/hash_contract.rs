@@ -56,6 +56,7 @@ fn buffers_ranges_and_scans_hold() {
     holds(HashKind::Sha1, |clauses| clauses.buffers_and_ranges());
     holds(HashKind::Xxh3, |clauses| clauses.scans());
     holds(HashKind::Xxh3, |clauses| clauses.owner_cores(4));
+    holds(HashKind::Xxh3, |clauses| clauses.drive_cores(5));
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn buffers_scans_versions_conditions_and_expiry_hold() {
     holds(|clauses, _| clauses.versions());
     holds(|clauses, clock| clauses.expiry(clock));
     holds(|clauses, _| clauses.owner_cores(4));
+    holds(|clauses, _| clauses.drive_cores(2));
 }
 
 #[test]

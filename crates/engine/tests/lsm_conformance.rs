@@ -81,6 +81,7 @@ fn holds(clause: impl Fn(&Clauses<'_, LsmEngine>, &TestClock)) {
 fn buffers_scans_versions_conditions_and_expiry_hold() {
     holds(|clauses, _| clauses.buffers_and_ranges());
     holds(|clauses, _| clauses.scans());
+    holds(|clauses, _| clauses.drive_cores(5));
     holds(|clauses, _| clauses.scans_since());
     holds(|clauses, _| clauses.conditions());
     holds(|clauses, _| clauses.versions());

@@ -7,7 +7,7 @@ use crate::common::spanned_fixture::{SpannedFixture, spanned_volume};
 use octokv_base::{Key, Prng};
 use octokv_engine::conformance::{key_of, record_of};
 use octokv_engine::contract_clauses::Clauses;
-use octokv_engine::{Engine, EngineKind, PutMode, PutOutcome};
+use octokv_engine::{AnyVolume, Engine, EngineKind, PutMode, PutOutcome};
 use octokv_runtime::block_on;
 use std::cell::RefCell;
 
@@ -35,6 +35,22 @@ fn concurrent_operations_on_few_keys_are_linearizable() {
 fn the_clauses_of_the_contract_hold() {
     EngineKind::ALL.into_iter().for_each(|engine| clauses_hold(|| SpannedFixture::new(engine)));
     holds(SpannedFixture::new(EngineKind::Log), |clauses, _| clauses.owner_cores(4));
+}
+
+#[test]
+fn a_core_for_drives_has_the_keys_of_one_device_where_there_are_as_many() {
+    for engine in EngineKind::ALL {
+        holds(SpannedFixture::new(engine), |clauses, _| clauses.drive_cores(6));
+        let (_, engines, volume, _) = spanned_volume(&SpannedFixture::new(engine), 1);
+        let AnyVolume::Spanned(spanned) = &volume else { panic!("a volume on several devices") };
+        for number in 0..200_u32 {
+            let key = Key::new(&number.to_be_bytes()).unwrap();
+            let device = spanned.device_of(key.as_bytes());
+            assert_eq!(engines[0].drive_core(&key, 3), device);
+            assert_eq!(engines[0].drive_core(&key, 2), device % 2);
+            assert_eq!(engines[0].drive_core(&key, 6) % 3, device);
+        }
+    }
 }
 
 #[test]

@@ -1,207 +1,40 @@
 //! A device is added to a volume on several, and partitions move to it while it is used: contents at each moment, after each loss of power, and with a device that fails.
 
 use crate::common::faulty_volume::run;
+use crate::common::growing_volume::{DELETED, Growing, grown};
 use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
+use crate::common::swapped_volume::{ENGINES, swaps};
 use octokv_base::{Buffer, Key, Lba, Nanos, Prng};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
-use octokv_engine::conformance::{TaskSet, key_of, operation_of, record_of, value_of};
+use octokv_engine::conformance::{key_of, operation_of};
 use octokv_engine::{
-    AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError,
-    PutMode, PutOutcome, SpannedVolume, VerifyObserver, Volume,
+    AnyVolume, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError, VerifyObserver, Volume,
 };
-use octokv_runtime::simulated::{SimEnv, SimEnvConfig};
-use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
+use octokv_runtime::{ReactorHandle, block_on};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Partitions on the last of four equal devices.
-const BALANCED: usize = 64;
-/// Steps of a millisecond after which a volume is balanced and has no key left over.
-const STEPS_MAX: u64 = 60_000;
-
-/// Two cores' handles on a volume, with their maintenance in simulated time.
-struct Growing {
-    volume: AnyVolume,
-    engines: Vec<Rc<AnyEngine>>,
-    handle: ReactorHandle,
-    tasks: TaskSet,
-    now: Nanos,
-    random: Prng,
-    /// Completes an operation of a device, if it does not do so itself.
-    complete: Box<dyn FnMut()>,
-    /// For each key the last operation, 0 if it was deleted.
-    model: Vec<u64>,
-    operations: u64,
+/// Volumes of all engines, and those with swap regions, whose puts are all swapped that can be.
+fn fixtures() -> impl Iterator<Item = (String, SpannedFixture)> {
+    let without = EngineKind::ALL.map(|engine| (engine.to_string(), SpannedFixture::new(engine)));
+    let swapping = ENGINES.map(|engine| (format!("{engine}, swapping"), SpannedFixture::swapping(engine)));
+    without.into_iter().chain(swapping)
 }
-
-impl Growing {
-    /// A volume that was opened with a device less than these, which is added.
-    fn begin(fixture: &SpannedFixture, devices: &Devices, complete: Box<dyn FnMut()>) -> Growing {
-        let mut growing = Growing::open(fixture, devices, complete);
-        growing.add(fixture, devices);
-        growing
-    }
-
-    /// A volume that is opened with a device less than these.
-    fn open(fixture: &SpannedFixture, devices: &Devices, mut complete: Box<dyn FnMut()>) -> Growing {
-        let old = &devices[..devices.len() - 1];
-        let volume = block_on(fixture.open_volume(old), &mut complete).expect("opens");
-        let engines: Vec<_> = (0..2).map(|core| Rc::new(volume.engine(core, old, pool()))).collect();
-        let sim = SimEnv::new(SimEnvConfig::new(1));
-        let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
-        let handle = ReactorHandle::new(CoreWaker::without_eventfd(), queue, CpuTime::simulated());
-        let (mut tasks, now) = (TaskSet::default(), Nanos::from_secs(1));
-        handle.begin_iteration(now);
-        for engine in &engines {
-            let (of_task, own) = (Rc::clone(engine), handle.clone());
-            tasks.add(async move { of_task.maintain(&own, |_| ()).await });
-            let of_task = Rc::clone(engine);
-            tasks.add(async move { of_task.run_abandoned().await });
-        }
-        let model = (0..KEYS).collect();
-        let random = Prng::new(5);
-        Growing { volume, engines, handle, tasks, now, random, complete, model, operations: KEYS }
-    }
-
-    /// Adds the last of the devices.
-    fn add(&mut self, fixture: &SpannedFixture, devices: &Devices) {
-        let (pool, configs) = (pool(), (&fixture.open_config(), &fixture.format));
-        block_on(self.volume.add(devices, &pool, configs, |_| {}), &mut self.complete).expect("adds");
-    }
-
-    /// Gives the handles the new device.
-    fn extend(&mut self, devices: &Devices) {
-        let device = devices.last().expect("the new one");
-        for (core, engine) in self.engines.iter().enumerate() {
-            self.volume.extend_engine(engine, (core, device, &pool()));
-        }
-    }
-
-    fn step(&mut self) {
-        self.handle.begin_iteration(self.now);
-        while self.tasks.step(&mut self.random) {}
-        for _ in 0..8 {
-            (self.complete)();
-        }
-        self.now = self.now + Nanos::from_millis(1);
-    }
-
-    /// Runs an operation on a core's handle to its end, beside everything else.
-    fn end<T>(&mut self, operation: impl AsyncFnOnce(Rc<AnyEngine>) -> T) -> T {
-        let core = self.random.below(2) as usize;
-        let engine = Rc::clone(&self.engines[core]);
-        let begun = self.now;
-        block_on(operation(engine), || {
-            assert!(self.now < begun + Nanos::from_secs(60), "an operation waits for ever");
-            self.step();
-        })
-    }
-
-    /// Stores or deletes a random key.
-    fn write(&mut self) -> Result<(), EngineError> {
-        let number = self.random.below(KEYS);
-        self.operations += KEYS;
-        let (key, operation) = (key_of(number), self.operations / KEYS * KEYS + number);
-        if self.random.below(4) == 0 {
-            let deleted = self.end(async |engine| engine.delete(&key).await)?;
-            assert_eq!(deleted == DeleteOutcome::Deleted, self.model[number as usize] != DELETED, "{number}");
-            self.model[number as usize] = DELETED;
-        } else {
-            let put = self.end(async |engine| {
-                let bytes = 100 + operation as usize % 700;
-                let record = record_of(engine.record_layout(), &key, &value_of(&key, operation, bytes));
-                engine.put(&key, PutMode::Upsert, record, bytes).await
-            })?;
-            assert_eq!(put, PutOutcome::Stored);
-            self.model[number as usize] = operation;
-        }
-        Ok(())
-    }
-
-    /// Reads a key, which has the value of the model.
-    fn check(&mut self, number: u64) {
-        let key = key_of(number);
-        let read = self.end(async |engine| engine.get(&key).await).expect("no fault");
-        let found = read.map_or(DELETED, |value| operation_of(&key, value.as_bytes()));
-        assert_eq!(found, self.model[number as usize], "key {number}");
-    }
-
-    fn listed(&mut self) -> usize {
-        let mut count = 0;
-        self.end(async |engine| {
-            let mut sink = |_: &[u8]| {
-                count += 1;
-                true
-            };
-            engine.list(&Key::new(&[]).expect("the empty key"), &mut sink).await
-        })
-        .expect("no fault");
-        count
-    }
-
-    fn live(&self) -> usize {
-        self.model.iter().filter(|&&operation| operation != DELETED).count()
-    }
-
-    fn spanned(&self) -> SpannedVolume<AnyVolume> {
-        let AnyVolume::Spanned(volume) = &self.volume else { panic!("it spans devices") };
-        volume.clone()
-    }
-
-    /// The partitions of the device that was added.
-    fn moved(&self) -> usize {
-        let last = self.spanned().members().count() as u8 - 1;
-        self.spanned().placement().0.iter().filter(|&&device| device == last).count()
-    }
-
-    fn is_settled(&self) -> bool {
-        self.moved() == BALANCED && !self.spanned().is_rebalancing()
-    }
-
-    fn settle(&mut self) {
-        let mut steps = 0;
-        while !self.is_settled() {
-            self.step();
-            steps += 1;
-            assert!(steps < STEPS_MAX, "{} partitions have moved", self.moved());
-        }
-    }
-
-    fn close(self) {
-        drop(self.tasks);
-        let mut complete = self.complete;
-        for engine in self.engines {
-            let engine = Rc::into_inner(engine).expect("its tasks have ended");
-            block_on(engine.close(), &mut complete).expect("closes");
-        }
-    }
-}
-
-/// The operation of a key that is not there.
-const DELETED: u64 = u64::MAX;
 
 struct Quiet;
 impl VerifyObserver for Quiet {
     fn keys_verified(&mut self, _: u64, _: u64) {}
 }
 
-/// A volume whose handles have the device that was added.
-fn grown(fixture: &SpannedFixture, devices: &Devices) -> Growing {
-    let mut growing = Growing::begin(fixture, devices, Box::new(|| {}));
-    growing.extend(devices);
-    growing
-}
-
 #[test]
 fn partitions_move_to_an_added_device_while_all_keys_are_read_and_written() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
+    for (engine, fixture) in fixtures() {
         let mut devices = filled(&fixture, 3);
         devices.extend(blank(1));
         let mut growing = grown(&fixture, &devices);
@@ -218,6 +51,12 @@ fn partitions_move_to_an_added_device_while_all_keys_are_read_and_written() {
             assert!(rounds < 20_000, "{engine}: {} partitions have moved", growing.moved());
         }
         assert!(rounds > 10, "{engine}: {rounds} writes beside it");
+        let swapped = swaps(&growing.volume).swapped;
+        assert_eq!(
+            swapped > 10,
+            fixture.format.swap_bytes > 0,
+            "{engine}: {swapped} puts were swapped beside it"
+        );
         (0..KEYS).for_each(|number| growing.check(number));
         let (model, live) = (growing.model.clone(), growing.live());
         growing.close();
@@ -258,8 +97,7 @@ impl KeySink for PausedListing {
 
 #[test]
 fn keys_stay_where_they_were_as_long_as_a_listing_reads_them_there() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
+    for (engine, fixture) in fixtures() {
         let mut devices = filled(&fixture, 3);
         devices.extend(blank(1));
         let mut growing = Growing::open(&fixture, &devices, Box::new(|| {}));
@@ -283,8 +121,7 @@ fn keys_stay_where_they_were_as_long_as_a_listing_reads_them_there() {
 
 #[test]
 fn keys_that_have_moved_are_not_available_without_the_new_device() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
+    for (engine, fixture) in fixtures() {
         let mut devices = filled(&fixture, 3);
         devices.extend(blank(1));
         let mut growing = grown(&fixture, &devices);
@@ -323,8 +160,7 @@ fn nothing_moves_before_all_cores_have_the_new_device() {
 
 #[test]
 fn a_device_that_replaces_the_destination_of_a_move_knows_what_is_copied_to_it() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
+    for (engine, fixture) in fixtures() {
         let mut devices = filled(&fixture, 3);
         devices.extend(blank(1));
         let mut growing = grown(&fixture, &devices);
@@ -417,10 +253,6 @@ fn a_device_that_cannot_be_added_is_refused_and_changes_nothing() {
     let alone = blank(2);
     run(AnyVolume::format(&alone[..1], &fixture.format)).expect("formats");
     assert_eq!(add(&fixture, &alone), Err(OpenError::NotExtendable));
-    let swapping = SpannedFixture::swapping(EngineKind::Hash);
-    let mut of_swapping = filled(&swapping, 2);
-    of_swapping.extend(blank(1));
-    assert_eq!(add(&swapping, &of_swapping), Err(OpenError::SpanSwaps));
     let opened = Opened::new(&fixture, &devices).expect("opens as before");
     assert_eq!(opened.listed(), Ok(KEYS as usize));
 }
@@ -475,8 +307,7 @@ fn history_of(fixture: &SpannedFixture) -> History {
 
 #[test]
 fn a_loss_of_power_at_any_moment_of_a_move_loses_nothing_acknowledged() {
-    for engine in EngineKind::ALL {
-        let fixture = SpannedFixture::new(engine);
+    for (engine, fixture) in fixtures() {
         let History { disks, added, maps, writes: history } = history_of(&fixture);
         let last = disks[0].events();
         // Few moments of all, and each one before the map has changed first.

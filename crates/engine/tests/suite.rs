@@ -64,6 +64,7 @@ mod spanned_power_loss;
 mod spanned_queue;
 mod spanned_replacement;
 mod spanned_swap;
+mod spanned_swap_growth;
 mod spanned_swap_replacement;
 #[path = "common/version_memory.rs"]
 mod version_memory;

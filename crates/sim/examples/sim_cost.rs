@@ -43,6 +43,7 @@ const NODE: NodePlan = NodePlan {
     pool_bytes: 8 << 20,
     device_depth: 128,
     requests_max: 256,
+    drive_cores: 0,
     has_owner_cores: false,
     is_in_memory: false,
     has_parallel_core: false,

@@ -5,7 +5,7 @@
 use crate::draw::{between, pick};
 use crate::engine_plan::EnginePlan;
 use crate::scans::ScanLoad;
-use crate::scenario::{FaultKind, KvScenarioPlan, Phase, PhaseEnd, Scenario, ScheduledFault};
+use crate::scenario::{FaultKind, KvScenarioPlan, NodePlan, Phase, PhaseEnd, Scenario, ScheduledFault};
 use crate::sim_node::DEVICE_TIMEOUT;
 use octokv_base::prng::mix64;
 use octokv_base::{Nanos, Prng};
@@ -74,13 +74,23 @@ pub fn draw_devices_plan(seed: u64) -> KvScenarioPlan {
         plan.nodes[0].put_tokens = pick(random, &[64, 200, 512]);
     }
     draw_additions(&mut plan, &mut Prng::new(mix64(seed ^ 0x9407)));
+    draw_roles(&mut plan.nodes[0], &mut Prng::new(mix64(seed ^ 0x401e5)));
     plan
 }
 
-/// Draws the disks that are added: one or two in half of the plans without swap regions. By a generator of its own: the other draws of a seed do not depend on it.
+/// Draws the cores that are for drives alone, in a third of the plans with several cores.
+fn draw_roles(node: &mut NodePlan, random: &mut Prng) {
+    if node.cores > 1 && random.one_in(3) {
+        node.drive_cores = between(random, 1, node.cores as u64 - 1) as usize;
+        // They have the place of owners.
+        node.has_owner_cores = false;
+    }
+}
+
+/// Draws the disks that are added: one or two in half of the plans. By a generator of its own: the other draws of a seed do not depend on it.
 fn draw_additions(plan: &mut KvScenarioPlan, random: &mut Prng) {
     let node = &mut plan.nodes[0];
-    if node.swap_bytes > 0 || !random.one_in(2) {
+    if !random.one_in(2) {
         return;
     }
     plan.load.keys = pick(random, &[8, 20, 64, 64]);

@@ -24,7 +24,7 @@ pub struct DiskAddition {
 
 impl KvNodeUnderTest {
     /// The running volume, if it is on several devices.
-    fn spanned(&self) -> Option<&SpannedVolume<AnyVolume>> {
+    pub(crate) fn spanned(&self) -> Option<&SpannedVolume<AnyVolume>> {
         match self.volume() {
             Some(AnyVolume::Spanned(volume)) => Some(volume),
             _ => None,

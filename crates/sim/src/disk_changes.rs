@@ -3,20 +3,23 @@
 //! In: the planned changes that are due. Out: the node with its new list of disks, deletions in the history for the keys that a replaced disk had, and the first violation.
 //!
 //! Invariants:
-//! - The keys of a replaced disk are lost. Of keys that were moving from or to it the history allows both outcomes.
+//! - The keys of a replaced disk are lost, with a crash in its replacement if another disk has recorded that. Of keys that were moving from or to it the history allows both outcomes.
 //! - Once all devices serve, every move ends, and partitions are balanced.
 
+use crate::disk_replacement::{CutReplacement, is_replaced};
 use crate::draw::pick;
 use crate::history::CallId;
 use crate::kv_runner::KvRunner;
-use crate::node_under_test::KvNodeUnderTest;
+use crate::node_under_test::{AuditResult, KvNodeUnderTest};
 use crate::runner::{ScenarioRunner, Simulation};
 use crate::scenario_draw::draw_stop;
 use crate::sim_node::NodesUnderTest;
 use crate::stats::PROGRESS_TIMEOUT;
-use octokv_base::Nanos;
+use octokv_base::prng::mix64;
+use octokv_base::{Nanos, Prng};
+use octokv_device::DeviceError;
 use octokv_engine::linearizability::Call;
-use octokv_engine::{MoveStage, OpenError};
+use octokv_engine::{AnyVolume, EngineError, MoveStage, OpenError, Volume};
 use octokv_runtime::simulated::SimEnv;
 use std::rc::Rc;
 
@@ -24,12 +27,22 @@ use std::rc::Rc;
 const RETRY_COMMANDS: u64 = 40;
 /// The steps of the simulation between the beginning of an addition and a crash in it are fewer.
 const STEPS_OF_ADDITION: u64 = 600;
+/// The steps of the simulation between the beginning of a replacement and a crash in it are fewer.
+const STEPS_OF_REPLACEMENT: u64 = 400;
 /// The longest that a crash waits for a stage of a move.
 const STAGE_TIMEOUT: Nanos = Nanos::from_millis(200);
 /// The steps of the simulation between a stage of a move and a crash are fewer.
 const STEPS_OF_STAGE: u64 = 80;
 /// The steps of the simulation between the beginning of a superblock's write and a crash are fewer.
 const STEPS_OF_WRITE: u64 = 12;
+
+/// How a replacement ended.
+enum ReplacementEnd {
+    /// The new disk serves, or none had failed.
+    Done,
+    /// With a crash.
+    Cut,
+}
 
 fn run_steps(sim: &SimEnv, steps: u64) {
     for _ in 0..steps {
@@ -38,20 +51,82 @@ fn run_steps(sim: &SimEnv, steps: u64) {
 }
 
 impl KvRunner {
-    /// Replaces a disk of a node that has failed: what it held is lost at some moment meanwhile.
+    /// Replaces a disk of a node that has failed: what it held is lost at some moment meanwhile. The node may crash meanwhile. It starts with the former disk; if that
+    /// has failed again, or others have recorded the replacement, the replacement is repeated.
     pub(crate) fn replace_disk(&mut self, node: usize) -> Result<(), String> {
+        match self.run_replacement(node, self.has_crashes)? {
+            ReplacementEnd::Done => Ok(()),
+            ReplacementEnd::Cut => self.run_replacement(node, false).map(|_| ()),
+        }
+    }
+
+    fn run_replacement(&mut self, node: usize, may_crash: bool) -> Result<ReplacementEnd, String> {
         let (keys, under_test) = (self.keys(node), &mut self.simulation.node[node]);
-        let Some(at) = under_test.failed_device() else { return Ok(()) };
+        let Some(at) = under_test.failed_device() else { return Ok(ReplacementEnd::Done) };
         let workload = Rc::clone(&self.simulation.workload);
         let moving: Vec<bool> = keys.iter().map(|key| under_test.is_key_moving(at, key)).collect();
         let lost = (0..keys.len()).filter(|&key| moving[key] || under_test.is_key_of(at, &keys[key]));
         let lost: Vec<(usize, CallId)> =
             lost.map(|key| (key, workload.borrow_mut().histories[node].begin(key, Call::Clear))).collect();
-        under_test.replace_device(at)?;
+        // By a generator of its own, of the commands so far: the other draws do not depend on it. Keys in swap regions, or that move, outlast a crash or not.
+        let random = &mut Prng::new(mix64(workload.borrow().progress.completed ^ 0x4e9));
+        let is_known = under_test.sim_node.plan.swap_bytes == 0 && !moving.contains(&true);
+        let crashes = may_crash && is_known && random.one_in(2);
+        let replacement = under_test.begin_replacement(at);
+        if crashes {
+            let Simulation { sim, faults, .. } = &self.simulation;
+            if random.one_in(2) {
+                run_steps(sim, random.below(STEPS_OF_REPLACEMENT));
+            } else {
+                // The superblocks of the new disk, and then of the others.
+                let disk = &faults.disks()[node];
+                let writes = disk.front_writes() + random.below(12);
+                sim.run_until_true(sim.now() + STAGE_TIMEOUT, || disk.front_writes() >= writes);
+                run_steps(sim, random.below(STEPS_OF_WRITE));
+            }
+            let has_ended = replacement.has_ended()?;
+            self.crash(node, draw_stop(random));
+            self.simulation.node[node].undo_replacement(replacement);
+            self.simulation.stats.replacements_cut += 1;
+            self.disks[node].cut_replacement = Some(CutReplacement { lost, has_ended });
+            return self.recover(node, &[]).map(|()| ReplacementEnd::Cut);
+        }
+        under_test.finish_replacement(&replacement)?;
         self.simulation.stats.disks_replaced += 1;
         let history = &mut workload.borrow_mut().histories[node];
         let mut known = lost.into_iter().filter(|(key, _)| !moving[*key]);
-        known.try_for_each(|(_, call)| history.end_durable(call))
+        known.try_for_each(|(_, call)| history.end_durable(call))?;
+        Ok(ReplacementEnd::Done)
+    }
+
+    /// Completes the history after a crash in a replacement, before the audit. If another disk has recorded the replacement, the keys of the replaced disk are lost;
+    /// otherwise they are all there. A replacement that ended before the crash has to be recorded.
+    pub(crate) fn settle_cut_replacement(
+        &mut self,
+        node: usize,
+        volume: &AnyVolume,
+        found: &mut [AuditResult],
+    ) -> Result<(), String> {
+        let Some(CutReplacement { lost, has_ended }) = self.disks[node].cut_replacement.take() else {
+            return Ok(());
+        };
+        let history = &mut self.simulation.workload.borrow_mut().histories[node];
+        if !volume.device_reports().iter().any(is_replaced) {
+            if has_ended {
+                return Err("a replacement that ended is not known after a crash".to_owned());
+            }
+            lost.into_iter().for_each(|(_, call)| history.mark_not_executed(call));
+            return Ok(());
+        }
+        self.simulation.stats.replacements_recorded += 1;
+        for &(key, _) in &lost {
+            if let AuditResult::Failed(EngineError::Device { error: DeviceError::Unavailable, .. }) =
+                found[key]
+            {
+                found[key] = AuditResult::Missing;
+            }
+        }
+        lost.into_iter().try_for_each(|(_, call)| history.end_durable(call))
     }
 
     /// Checks that the disk which was replaced last is absent in its former place.

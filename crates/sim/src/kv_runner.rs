@@ -7,6 +7,7 @@
 //! key between two audits must be linearizable ([`octokv_engine::linearizability`]); at the end the disk must verify.
 //! Corruption is accepted only at bits that the plan flipped.
 
+use crate::disk_replacement::CutReplacement;
 use crate::draw::between;
 use crate::engine_plan::EnginePlan;
 use crate::engine_worker::EngineWorker;
@@ -44,7 +45,7 @@ pub(crate) struct KvRunner {
     /// Whether disks fail or lose bits.
     has_disk_faults: bool,
     /// Whether nodes crash.
-    has_crashes: bool,
+    pub(crate) has_crashes: bool,
 }
 
 /// What the runner knows of a node's disk.
@@ -60,6 +61,8 @@ pub(crate) struct DiskState {
     writes_failed: u64,
     /// Completed commands before which no disk is added.
     pub no_addition_before: u64,
+    /// The replacement of a disk in which the node crashed last, until it is open again.
+    pub cut_replacement: Option<CutReplacement>,
     /// A core beside those of the running node.
     parallel_core: Option<Rc<ParallelCore>>,
     /// Background work that nothing needs.
@@ -161,11 +164,13 @@ impl ScenarioRunner for KvRunner {
             let task_result = self.simulation.node[node].start_recovery(keys, format);
             opened = self.wait_result("recovery with other disks", &task_result)?;
         }
-        let (volume, found) = opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
+        let (volume, mut found) =
+            opened.map_err(|error| format!("the node cannot open its disk: {error}"))?;
         self.disks[node].is_formatted = true;
         if self.is_in_memory(node) {
             self.forget_contents(node)?;
         }
+        self.settle_cut_replacement(node, &volume, &mut found)?;
         self.check_audit(node, found)?;
         let id = self.operator.as_mut().map_or(NamespaceId(1), |operator| operator.initial_namespaces()[0]);
         self.simulation.node[node].start_serving_as(volume, id);

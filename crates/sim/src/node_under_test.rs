@@ -71,6 +71,8 @@ pub struct KvNodeUnderTest {
     pub(crate) aside: Option<SimStorage>,
     /// Disks that were replaced, with the index of those in their places.
     pub(crate) retired: Vec<(usize, SimStorage)>,
+    /// The new disk of a replacement that a crash cut, with the index of that in its place.
+    pub(crate) cut_replacement: Option<(usize, SimStorage)>,
     /// The order in which the storages are given to the node, another one at each recovery.
     pub(crate) order: RefCell<Vec<usize>>,
     /// Of the orders.
@@ -131,7 +133,17 @@ impl KvNodeUnderTest {
         let storages = (0..plan.devices).map(storage).collect();
         let (order, random) = (RefCell::new((0..plan.devices).collect()), RefCell::new(Prng::new(7)));
         let (numbers, retired) = ((0..plan.devices).collect(), Vec::new());
-        KvNodeUnderTest { sim_node, storages, numbers, aside: None, retired, order, random, running: None }
+        KvNodeUnderTest {
+            sim_node,
+            storages,
+            numbers,
+            aside: None,
+            retired,
+            cut_replacement: None,
+            order,
+            random,
+            running: None,
+        }
     }
 
     /// Format of the volume.

@@ -164,6 +164,8 @@ pub struct NodePlan {
     pub device_depth: usize,
     /// Maximum requests in flight per core.
     pub requests_max: usize,
+    /// The cores that execute requests for drives and have no connections; 0 if every core does both.
+    pub drive_cores: usize,
     /// Whether each key has an owner core, which alone may execute operations on it.
     pub has_owner_cores: bool,
     /// Memory of the volume's cache of values, in bytes; 0 for none.

@@ -103,6 +103,7 @@ pub(crate) fn draw_node(random: &mut Prng) -> NodePlan {
         pool_bytes: pick(random, &[5, 8, 100]) * (value_bytes_max as usize + 8192),
         device_depth: pick(random, &[1, 4, 32, 128]),
         requests_max: pick(random, &[1, 3, 16, 256]),
+        drive_cores: 0,
         has_owner_cores: false,
         cache_bytes: 0,
         prepare_bytes: 0,

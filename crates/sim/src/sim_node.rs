@@ -16,7 +16,7 @@ use octokv_device::supervised::DeviceSupervision;
 use octokv_node::control::{CoreChangeError, attach_to_cores, detach_from_cores};
 use octokv_node::monitor::Monitor;
 use octokv_node::{
-    ControlMessage, ControlQueue, CoreNamespace, CoreParts, CoreStatus, NamespaceChange, NodeCore,
+    ControlMessage, ControlQueue, CoreNamespace, CoreParts, CoreRoles, CoreStatus, NamespaceChange, NodeCore,
 };
 use octokv_nvmf::{NamespaceInfo, SubsystemConfig, Target};
 use octokv_runtime::simulated::{HostFailure, SimEnv, SimHostId, SimSockets};
@@ -133,6 +133,7 @@ impl SimNode {
             let parts = CoreParts {
                 index,
                 sockets: self.sim.sockets(self.host),
+                roles: CoreRoles::with_drive_cores(self.plan.drive_cores),
                 listen: &[self.address()],
                 handle: ReactorHandle::new(waker, self.device_queue(), CpuTime::simulated()),
                 mailbox,

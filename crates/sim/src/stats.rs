@@ -69,6 +69,10 @@ pub struct ScenarioStats {
     pub hung_operations: u64,
     /// Disks of several that were replaced while their node served.
     pub disks_replaced: u64,
+    /// Crashes while a disk was replaced, before every core had the new one.
+    pub replacements_cut: u64,
+    /// Those of which the other disks have a record.
+    pub replacements_recorded: u64,
     /// Disks that were added to several while their node served, and to which partitions have moved.
     pub disks_added: u64,
     /// Crashes while a disk was added, before every core had it.

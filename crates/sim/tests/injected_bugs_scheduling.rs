@@ -58,6 +58,12 @@ fn a_request_that_is_executed_beside_the_owner_of_its_store_is_found() {
     assert!(message.contains("starts on a core that does not own it"), "{message}");
 }
 
+#[test]
+fn a_request_that_is_executed_beside_the_cores_for_drives_is_found() {
+    let message = assert_found(InjectedBug::ExecuteBesideOwner, Scenario::Devices, 20);
+    assert!(message.contains("which has no drives"), "{message}");
+}
+
 /// Every request in these seeds is checked when it starts: the core is the owner of its key.
 fn assert_sent_to_owners(scenario: Scenario, seeds: Range<u64>, has_owners: impl Fn(&u64) -> bool) {
     let (mut simulations, mut offloaded, mut operations) = (0, 0, 0);

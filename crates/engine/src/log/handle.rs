@@ -205,6 +205,10 @@ impl Engine for LogEngine {
         Some(self.core.volume.owner_core(key))
     }
 
+    fn drive_core(&self, key: &Key, drive_cores: usize) -> usize {
+        self.core.volume.core_of_store(key, drive_cores)
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.core.volume.statistics()
     }

@@ -197,8 +197,13 @@ impl LogVolume {
 
     /// The core that runs the operations of a key.
     pub(super) fn owner_core(&self, key: &Key) -> usize {
+        self.core_of_store(key, self.cores)
+    }
+
+    /// The core, of so many, of the store of a key: each has equally many stores.
+    pub(super) fn core_of_store(&self, key: &Key, cores: usize) -> usize {
         let store = usize::from(initial_store_of(self.position_of(key.as_bytes()), self.stores.len() as u16));
-        store * self.cores / self.stores.len()
+        store * cores / self.stores.len()
     }
 
     pub(super) fn info(&self) -> VolumeInfo {

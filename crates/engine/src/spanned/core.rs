@@ -13,7 +13,8 @@ use super::snapshot_gate::SnapshotGate;
 use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
 use crate::common::abandoned::AbandonedCount;
-use crate::common::shared_lock::SharedLock;
+use crate::common::drive_cores::core_of_drive;
+use crate::common::shared_lock::{SharedLock, SharedLockGuard};
 use crate::{Engine, EngineError};
 use futures_util::future::{LocalBoxFuture, join_all};
 use octokv_base::{Key, Nanos, RingPosition, RingRange};
@@ -90,6 +91,13 @@ pub(super) struct SpanShared {
     pub abandoned: AbandonedCount,
 }
 
+impl SpanShared {
+    /// Keeps notes of swapped keys from being written to superblocks, which another is about to write; nothing to lock without swap regions.
+    pub async fn exclude_notes(&self) -> Option<SharedLockGuard<'_>> {
+        Some(self.swaps.as_ref()?.superblocks.exclude().await)
+    }
+}
+
 impl<E: Engine> SpannedCore<E> {
     /// A handle on members, at least one of which serves.
     pub(super) fn new(
@@ -162,7 +170,7 @@ impl<E: Engine> SpannedCore<E> {
 
     /// The core whose part of the ring has a position.
     pub(super) fn owner_of(&self, position: RingPosition) -> usize {
-        (((position.0 >> 64) * self.shared.cores as u128) >> 64) as usize
+        core_of_drive((0, 1), position, self.shared.cores)
     }
 
     pub(super) fn device_of(&self, key: &[u8]) -> usize {

@@ -13,10 +13,10 @@ use super::partition_map::SPAN_DEVICES_MAX;
 use super::partition_set::PartitionSet;
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
-use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
+use super::volume::{Member, SpannedVolume, format_member, member_config, member_open_config};
 use crate::common::superblock::DeviceOfVolume;
 use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
-use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
+use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume};
 use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ impl<V: Volume> SpannedVolume<V> {
     ///
     /// # Errors
     /// - The new device is too small, or fails.
-    /// - [`OpenError::OtherDeviceAbsent`], [`OpenError::CoreLacksDevice`], [`OpenError::DeviceCount`], [`OpenError::SpanSwaps`].
+    /// - [`OpenError::OtherDeviceAbsent`], [`OpenError::CoreLacksDevice`], [`OpenError::DeviceCount`].
     /// - [`OpenError::OtherFormat`], [`OpenError::SpanHash`]: the configured format differs from that of the other devices.
     ///
     /// The open volume is unchanged. With [`OpenError::AdditionUnfinished`] the next opening may need the new device; the call may be repeated.
@@ -52,14 +52,12 @@ impl<V: Volume> SpannedVolume<V> {
             return Err(OpenError::SpanHash);
         }
         let _structure = self.shared().structure.exclude().await;
+        let _notes = self.shared().exclude_notes().await;
         let (known, others) = (self.superblock(), self.all_members());
         let (index, count) = (others.len(), others.len() + 1);
         assert_eq!(devices.len(), count, "those of the volume and a new one");
         if count > SPAN_DEVICES_MAX {
             return Err(OpenError::DeviceCount { have: count, most: SPAN_DEVICES_MAX });
-        }
-        if known.swap_bytes > 0 {
-            return Err(OpenError::SpanSwaps);
         }
         let is_absent = |member: &Member<V>| member.volume.is_err() || !devices[member.given].is_available();
         if let Some(absent) = others.iter().position(is_absent) {
@@ -78,19 +76,15 @@ impl<V: Volume> SpannedVolume<V> {
         let format = member_config(format, &known, index, 0);
         erase_superblocks(&**device).await?;
         format_member::<V>(device, &format).await?;
-        let config = member_open_config(config, count, 0);
-        let volume = V::open(&[member_device(device, 0)], pool, config.clone(), &format).await?;
-        let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
-        if limits(volume.info()) != limits(self.info()) {
-            return Err(OpenError::OtherFormat);
-        }
+        let config = member_open_config(config, count, known.swap_bytes);
+        let (volume, region) = self.open_member(device, pool, (&config, &format)).await?;
         prepare(&volume);
         write_superblock(&**device, &SpanSuperblock { generation: 0, ..known }).await?;
         for (index, other) in others.iter().enumerate() {
             let recorded = record_count(&*devices[other.given], count as u16).await;
             recorded.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;
         }
-        self.push_member(Member::new(index, 0, &config, (Ok(volume), None)));
+        self.push_member(Member::new(index, 0, &config, (Ok(volume), region.map(|opened| opened.volume))));
         self.shared().map.publish(|state| state.left_over.push(PartitionSet::default()));
         Ok(())
     }

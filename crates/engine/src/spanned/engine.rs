@@ -4,7 +4,7 @@
 //! lacks one would silently omit keys, and fails instead. Writes of a volume with swap regions own their key and a reference to the core's part, so that
 //! they continue without their caller ([`common::abandoned`](crate::common::abandoned)): a key is locked for as long as an engine may apply a write of it.
 
-use super::core::SpannedCore;
+use super::core::{KeyPlace, SpannedCore};
 use super::iterator::SpannedIterator;
 use super::places::{PlacedMember, SpannedMember, absent};
 use super::ring_merge::{KeysOfDevice, ListOrder, list_merged, scan_merged};
@@ -12,6 +12,7 @@ use super::swapped_scan::scan_with_swaps;
 use super::traffic::TrafficCounters;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::abandoned::AbandonedOperations;
+use crate::common::drive_cores::core_of_drive;
 use crate::{
     DeleteOutcome, Engine, EngineError, EngineStatistics, IteratorOptions, IteratorProgress, KeySink,
     KeyStatus, PairSink, PrefetchStage, PutOptions, PutOutcome, PutValue, ScanSink, StoredValue, ValueRange,
@@ -61,20 +62,16 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
         let (bytes, value_bytes) = (key.len() + value.bytes, value.bytes);
-        if self.core.swaps().is_some() {
-            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
-            let put = async move { core.put_swapping(&owned_key, value, options).await };
-            let outcome = self.abandoned.detachable(put).await?;
-            if outcome == PutOutcome::Stored {
-                self.core.traffic_of(key, |traffic| traffic.note_put(bytes));
-            }
-            return Ok(outcome);
-        }
         let place = self.core.place_of(key);
         if place.is_moving() {
             let (core, owned_key) = (Rc::clone(&self.core), key.clone());
             drop(place);
             let put = async move { core.put_moving(&owned_key, value, options).await };
+            return self.abandoned.detachable(put).await;
+        }
+        if self.core.swaps().is_some() {
+            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
+            let put = async move { core.put_swapping((place, &owned_key), value, options).await };
             return self.abandoned.detachable(put).await;
         }
         let count = |traffic: &TrafficCounters, outcome: &PutOutcome| {
@@ -109,16 +106,16 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
     }
 
     async fn delete_with(&self, key: &Key, version: Version) -> Result<DeleteOutcome, EngineError> {
-        if self.core.swaps().is_some() {
-            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
-            let delete = async move { core.delete_swapping(&owned_key, version).await };
-            return self.abandoned.detachable(delete).await;
-        }
         let place = self.core.place_of(key);
         if place.is_moving() {
             let (core, owned_key) = (Rc::clone(&self.core), key.clone());
             drop(place);
             let delete = async move { core.delete_moving(&owned_key, version).await };
+            return self.abandoned.detachable(delete).await;
+        }
+        if self.core.swaps().is_some() {
+            let (core, owned_key) = (Rc::clone(&self.core), key.clone());
+            let delete = async move { core.delete_swapping((place, &owned_key), version).await };
             return self.abandoned.detachable(delete).await;
         }
         let delete = async |engine: &E| engine.delete_with(key, version).await;
@@ -302,6 +299,11 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         // Of the position alone: another device in the place of one, or one that fails, changes no owner.
         let has_owners = self.core.opened_members().next()?.engine().has_owner_cores();
         has_owners.then(|| self.core.owner_of(RingPosition::of_bytes(key.as_bytes(), self.core.hash_seed())))
+    }
+
+    fn drive_core(&self, key: &Key, drive_cores: usize) -> usize {
+        let KeyPlace { position, device, .. } = self.core.place_of(key);
+        core_of_drive((device, self.core.devices()), position, drive_cores)
     }
 
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {

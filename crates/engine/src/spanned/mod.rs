@@ -11,9 +11,9 @@
 //! - `partition_map`: which device has which keys; `partition_set`: some of its partitions; `shared_map`: the map that an operation has. `superblock`: what each device says of the volume.
 //! - `volume`: format, open, verify. `devices`: which devices belong together. `replacement`: another device for one that is lost. `core`: one core's handles on the devices, and `engine`: its operations. `ring_merge`: listings and scans. `iterator`: snapshots of all devices, and
 //!   `snapshot_gate`: why they are of one moment. `places`: the blocks of a device, and its index, in errors. `traffic`: bytes of keys and values by device.
-//!   `device_addition`: another device behind the others. `rebalancing`: partitions that move to it, and `moving`: operations on their keys meanwhile.
+//!   `device_addition`: another device behind the others. `rebalancing`: partitions that move to it, and `moving`: operations on their keys meanwhile; `settling`: their swapped keys before.
 //!   `device_queue`: which operations may run on a device, by tokens.
-//!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
+//!   `swapping`: puts of an overloaded device that another stores. `swap_region`: where, and `guest_region`: a core's handle on that of another device. `swapped_keys`: which. `swapped_scan`: scans with them. `swap_notes`: what superblocks say of them.
 //!   `swap_recovery`: which are found by an opening. `swap_replacement`: those of a device that is replaced. `swap_merges`: both store some at their homes.
 //!   `yield_points`: those of a caller's sink, within an engine.
 //!
@@ -24,6 +24,7 @@ mod device_addition;
 mod device_queue;
 mod devices;
 mod engine;
+mod guest_region;
 mod iterator;
 mod moving;
 mod partition_map;
@@ -32,6 +33,7 @@ mod places;
 mod rebalancing;
 mod replacement;
 mod ring_merge;
+mod settling;
 mod shared_map;
 mod snapshot_gate;
 mod superblock;

@@ -140,6 +140,10 @@ impl<E: Engine> SpannedCore<E> {
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
         let (place, of_key) = self.unfrozen_place(key).await?;
+        if of_key.is_none() && self.swaps().is_some() {
+            return self.put_swapping((place, key), value, options).await;
+        }
+        let _command = self.swaps().map(|swaps| swaps.begin(place.device));
         let (position, bytes) = (place.position, value.bytes);
         let put = async |engine: &E| {
             let Some(of) = &of_key else { return engine.put_with(key, value, options).await };
@@ -173,6 +177,10 @@ impl<E: Engine> SpannedCore<E> {
         version: Version,
     ) -> Result<DeleteOutcome, EngineError> {
         let (place, of_key) = self.unfrozen_place(key).await?;
+        if of_key.is_none() && self.swaps().is_some() {
+            return self.delete_swapping((place, key), version).await;
+        }
+        let _command = self.swaps().map(|swaps| swaps.begin(place.device));
         let position = place.position;
         let delete = async |engine: &E| {
             let Some(of) = &of_key else { return engine.delete_with(key, version).await };

@@ -68,7 +68,7 @@ impl PartitionMap {
     }
 
     /// The next move towards [`PartitionMap::spread`] on devices of these sizes: of the device that has the most too many to that which lacks the most.
-    /// `None` if no device lacks more than one, or the partitions of that device are all among `fixed`.
+    /// Partitions of `fixed` stay, and so does a device that has no others. `None` if no device lacks more than one, or none has a partition to give.
     ///
     /// # Panics
     /// As [`PartitionMap::spread`].
@@ -79,9 +79,10 @@ impl PartitionMap {
             count(self) - count(&spread)
         };
         let to = (0..device_bytes.len()).min_by_key(too_many)?;
-        let from = (0..device_bytes.len()).max_by_key(too_many)?;
+        let has_free = |device: &usize| !self.partitions_of(*device).without(fixed).is_empty();
+        let from = (0..device_bytes.len()).filter(has_free).max_by_key(too_many)?;
         let count = (-too_many(&to)).min(too_many(&from));
-        if -too_many(&to) <= 1 || count == 0 {
+        if -too_many(&to) <= 1 || count <= 0 {
             return None;
         }
         let of_from = self.partitions_of(from).without(fixed);
@@ -169,6 +170,12 @@ mod tests {
         let fixed = map.partitions_of(0).with(&[1].into_iter().collect());
         let planned = map.next_move(&[1; 3], &map.partitions_of(0));
         assert!(planned.is_none_or(|planned| planned.from == 1), "{planned:?}");
+        // The device with most too many has none to give, the other one has.
+        let map = PartitionMap::spread(&[1; 3]);
+        let planned = map.next_move(&[1; 4], &map.partitions_of(0)).expect("others have too many");
+        assert!(planned.from != 0 && planned.to == 3, "{planned:?}");
+        assert_eq!(map.next_move(&[1; 4], &PartitionSet::from_bytes([255; 32])), None);
+        let map = PartitionMap::spread(&[1; 2]);
         let planned = map.next_move(&[1, 2, 4], &fixed);
         assert!(planned.is_none_or(|planned| !planned.partitions.has(1)), "{planned:?}");
     }

@@ -13,8 +13,8 @@
 //! - The source deletes their keys only when no running operation has an earlier map.
 //! - A move that fails before the new map is written leaves the partitions at the source, and is retried later.
 //!
-//! A device whose superblock could not be written gets the map at the next opening (0031, open points). Volumes with swap regions are not rebalanced.
-//! Tested in `tests/spanned_growth.rs`.
+//! A device whose superblock could not be written gets the map at the next opening (0031, open points). On volumes with swap regions partitions
+//! [settle](super::settling) before they move. Tested in `tests/spanned_growth.rs` and `tests/spanned_swap_growth.rs`.
 
 use super::core::SpannedCore;
 use super::moving::CopyOutcome;
@@ -24,6 +24,7 @@ use super::places::PlacedMember;
 use super::ring_merge::ListOrder;
 use super::shared_map::{MapState, MovingWrites, PartitionMove, SharedMap};
 use super::superblock::SpanSuperblock;
+use super::swapped_keys::{SwapNoteInFlight, SwappedKeys};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::shared_lock::SharedLockGuard;
 use crate::common::superblock_io::{read_superblock, write_superblock};
@@ -60,13 +61,30 @@ enum MoveFailure {
     Full(usize),
     /// The source cannot read a key of this partition.
     Unreadable(usize, EngineError),
-    /// The destination lacks a write, or a device was replaced.
+    /// Newest values of keys of these partitions are in the regions of other devices, and cannot be merged.
+    Swapped(PartitionSet),
+    /// The destination lacks a write, a device was replaced, or a superblock cannot be written until the next opening.
     Broken,
 }
 
 impl From<EngineError> for MoveFailure {
     fn from(error: EngineError) -> MoveFailure {
         MoveFailure::Engine(error)
+    }
+}
+
+impl MoveFailure {
+    /// The error that the log of the node gets.
+    fn error(self) -> Option<EngineError> {
+        match self {
+            MoveFailure::Engine(error) | MoveFailure::Unreadable(_, error) => Some(error),
+            MoveFailure::Superblock(device, error) => Some(error_of_superblock(device, error)),
+            MoveFailure::Full(device) => {
+                let place = VolumePlace::new(device as u16, 0);
+                Some(EngineError::Device { error: DeviceError::NoSpace, place })
+            }
+            MoveFailure::Swapped(_) | MoveFailure::Broken => None,
+        }
     }
 }
 
@@ -96,29 +114,27 @@ impl Drop for Frozen<'_> {
 impl<E: Engine> SpannedCore<E> {
     /// Moves partitions until it is dropped, on core 0. `report` receives the errors of moves.
     pub(super) async fn rebalance(&self, handle: &ReactorHandle, report: impl Fn(EngineError)) {
-        if self.core != 0 || self.swaps().is_some() || self.shared.move_bytes_per_second == 0 {
+        if self.core != 0 || self.shared.move_bytes_per_second == 0 {
             return pending().await;
         }
-        let (mut unreadable, mut retry) = (PartitionSet::default(), RETRY_MIN);
+        let (mut unreadable, mut swapped, mut retry) =
+            (PartitionSet::default(), PartitionSet::default(), RETRY_MIN);
         loop {
             let change = self.map().change();
-            match self.rebalance_once(handle, &unreadable).await {
-                Ok(true) => retry = RETRY_MIN,
-                Ok(false) => self.shared.map.changed(change).await,
-                Err(failure) => {
-                    match failure {
-                        MoveFailure::Engine(error) => report(error),
-                        MoveFailure::Unreadable(partition, error) => {
+            match self.rebalance_once(handle, &unreadable.with(&swapped)).await {
+                // A home that was full has space again.
+                Ok(true) => (swapped, retry) = (PartitionSet::default(), RETRY_MIN),
+                Ok(false) if swapped.is_empty() => self.shared.map.changed(change).await,
+                // Others first.
+                Err(MoveFailure::Swapped(partitions)) => swapped = swapped.with(&partitions),
+                outcome => {
+                    if let Err(failure) = outcome {
+                        if let MoveFailure::Unreadable(partition, _) = failure {
                             unreadable.insert(partition);
-                            report(error);
                         }
-                        MoveFailure::Superblock(device, error) => report(error_of_superblock(device, error)),
-                        MoveFailure::Full(device) => {
-                            let place = VolumePlace::new(device as u16, 0);
-                            report(EngineError::Device { error: DeviceError::NoSpace, place });
-                        }
-                        MoveFailure::Broken => {}
+                        failure.error().into_iter().for_each(&report);
                     }
+                    swapped = PartitionSet::default();
                     handle.sleep(retry).await;
                     retry = Nanos((retry.0 * 2).min(RETRY_MAX.0));
                 }
@@ -130,13 +146,13 @@ impl<E: Engine> SpannedCore<E> {
     async fn rebalance_once(
         &self,
         handle: &ReactorHandle,
-        unreadable: &PartitionSet,
+        fixed: &PartitionSet,
     ) -> Result<bool, MoveFailure> {
         let map = self.map();
         if map.writes != MovingWrites::Both || !self.shared.map.all_cores_have(self.devices()) {
             return Ok(false);
         }
-        if map.moving.is_some() {
+        if map.moving.is_some() || !map.settling.is_empty() {
             // Of a task that was dropped.
             drop(map);
             self.end_move(handle, |_| ()).await;
@@ -152,11 +168,23 @@ impl<E: Engine> SpannedCore<E> {
         let members = (0..self.devices()).map(|device| self.member(device)).collect::<Result<Vec<_>, _>>();
         let Ok(members) = members else { return Ok(false) };
         let bytes: Vec<_> = members.iter().map(|placed| placed.open().whole.geometry().bytes()).collect();
-        let planned = map.map.next_move(&bytes, unreadable);
+        let planned = map.map.next_move(&bytes, &fixed.with(&self.unknown_partitions()));
         drop(map);
-        match planned {
-            Some(planned) => self.move_partitions(planned, handle).await.map(|()| true),
-            None => Ok(false),
+        let Some(planned) = planned else { return Ok(false) };
+        let moved = self.move_partitions(planned, handle).await;
+        if moved.is_err() {
+            self.stop_settling(handle).await;
+        }
+        moved.map(|()| true)
+    }
+
+    /// Lets keys of partitions be swapped again whose move has not begun.
+    async fn stop_settling(&self, handle: &ReactorHandle) {
+        let map = self.map();
+        let is_settling = map.moving.is_none() && !map.settling.is_empty();
+        drop(map);
+        if is_settling {
+            self.end_move(handle, |_| ()).await;
         }
     }
 
@@ -175,16 +203,19 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Changes the map to one without a move, and waits until no operation has an earlier one.
+    /// Changes the map to one without a move, and waits until no operation has an earlier one; only then keys of the partitions are swapped.
     async fn end_move(&self, handle: &ReactorHandle, change: impl FnOnce(&mut MapState)) {
         let without = |state: &mut MapState| {
             (state.moving, state.writes) = (None, MovingWrites::Both);
             change(state);
         };
         self.change_map(handle, without).await;
+        if self.swaps().is_some() {
+            self.shared.map.publish(|state| state.settling = PartitionSet::default());
+        }
     }
 
-    /// Changes the superblock of a device. REQUIRES: the lock of the structure.
+    /// Changes the superblock of a device. With [`MoveFailure::Broken`] nothing was written. REQUIRES: the lock of the structure.
     async fn change_superblock(
         &self,
         placed: &PlacedMember<E>,
@@ -192,14 +223,28 @@ impl<E: Engine> SpannedCore<E> {
     ) -> Result<(), MoveFailure> {
         let device = &placed.open().whole;
         let failed = |error| MoveFailure::Superblock(placed.index(), error);
+        let _notes = self.shared.exclude_notes().await;
+        if self.swaps().is_some_and(|swaps| !swaps.may_note()) {
+            return Err(MoveFailure::Broken);
+        }
         let (mut superblock, _) = read_superblock::<SpanSuperblock>(&**device).await.map_err(failed)?;
         superblock.generation += 1;
         change(&mut superblock);
-        write_superblock(&**device, &superblock).await.map_err(|error| failed(error.into()))
+        let in_flight = self.swaps().map(SwappedKeys::begin_note);
+        let written = write_superblock(&**device, &superblock).await;
+        in_flight.into_iter().for_each(SwapNoteInFlight::end);
+        written.map_err(|error| failed(error.into()))
     }
 
     async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {
         let PlannedMove { from, to, partitions } = planned;
+        if self.swaps().is_some() {
+            self.change_map(handle, |state| state.settling = partitions).await;
+            let swapped = self.merge_partitions(from, &partitions).await;
+            if !swapped.is_empty() {
+                return Err(MoveFailure::Swapped(swapped));
+            }
+        }
         let moving = Arc::new(PartitionMove::new(planned));
         let members = {
             let _turn = self.shared.structure.exclude().await;
@@ -293,6 +338,9 @@ impl<E: Engine> SpannedCore<E> {
             superblock.left_over = superblock.left_over.without(&planned.partitions);
         };
         if let Err(failure) = self.change_superblock(to, of_destination).await {
+            if matches!(failure, MoveFailure::Broken) {
+                return Err(before(failure));
+            }
             // It may have the map nevertheless: a later one overrules it.
             let overrule = |superblock: &mut SpanSuperblock| {
                 (superblock.map, superblock.map_number) = (old_map, number + 1);

@@ -14,12 +14,11 @@ use super::engine::SpannedEngine;
 use super::partition_map::SPAN_DEVICES_MAX;
 use super::superblock::SpanSuperblock;
 use super::swap_recovery::recover_swaps;
-use super::swap_region::{open_region, swap_device};
-use super::volume::{Member, SpannedVolume, format_member, member_config, member_device, member_open_config};
+use super::volume::{Member, SpannedVolume, format_member, member_config, member_open_config};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::superblock::DeviceOfVolume;
 use crate::common::superblock_io::{erase_superblocks, read_superblock, write_superblock};
-use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume, VolumeInfo};
+use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume};
 use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
@@ -94,10 +93,7 @@ impl<V: Volume> SpannedVolume<V> {
         let (device, index) = (&devices[given], self.index_of(given));
         let _structure = self.shared().structure.exclude().await;
         let known = self.superblock();
-        let _turn = match self.swaps() {
-            Some(swaps) => Some(swaps.superblocks.exclude().await),
-            None => None,
-        };
+        let _notes = self.shared().exclude_notes().await;
         let is_there = adopts && self.is_replaced_by(devices, given).await;
         // More is known of a replacement that did not come to its end.
         let (told, mut replacements) = self.told(devices, given).await;
@@ -111,16 +107,7 @@ impl<V: Volume> SpannedVolume<V> {
             format_member::<V>(device, &format).await?;
         }
         let config = member_open_config(config, devices.len(), known.swap_bytes);
-        let swap_bytes = known.swap_bytes;
-        let volume = V::open(&[member_device(device, swap_bytes)], pool, config.clone(), &format).await?;
-        let region = match swap_bytes {
-            0 => None,
-            _ => Some(open_region(&swap_device(device, swap_bytes), pool, &config, &format).await?),
-        };
-        let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
-        if limits(volume.info()) != limits(self.info()) {
-            return Err(OpenError::OtherFormat);
-        }
+        let (volume, region) = self.open_member(device, pool, (&config, &format)).await?;
         prepare(&volume);
         // From here on no put is stored in its region, which may still work.
         let retired = self.retire(index);

@@ -15,7 +15,7 @@ use crate::common::shared_lock::{SharedLock, SharedLockGuard};
 use octokv_base::RingPosition;
 use parking_lot::Mutex;
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
@@ -35,6 +35,8 @@ pub(super) struct MapState {
     pub moving: Option<Arc<PartitionMove>>,
     /// What writes of these do.
     pub writes: MovingWrites,
+    /// The partitions that move or are about to, on a volume with swap regions: none of their keys is swapped from here on.
+    pub settling: PartitionSet,
 }
 
 /// How writes of keys whose partitions move are handled.
@@ -83,6 +85,8 @@ pub(super) struct SharedMap {
     wakers: Mutex<Vec<Waker>>,
     /// For each core with a handle the number of devices of which it has one.
     core_devices: Mutex<Vec<Option<usize>>>,
+    /// The least of these.
+    common_devices: AtomicUsize,
 }
 
 impl PartitionMove {
@@ -140,6 +144,7 @@ impl SharedMap {
             changes: AtomicU64::new(0),
             wakers: Mutex::default(),
             core_devices: Mutex::default(),
+            common_devices: AtomicUsize::new(0),
         }
     }
 
@@ -210,6 +215,8 @@ impl SharedMap {
                 of_cores.resize(core + 1, None);
             }
             of_cores[core] = Some(devices);
+            let least = of_cores.iter().flatten().min().copied().unwrap_or(0);
+            self.common_devices.store(least, Ordering::Release);
             self.changes.fetch_add(1, Ordering::Release);
         }
         self.wake();
@@ -218,6 +225,12 @@ impl SharedMap {
     /// Whether all cores that have handles have them of so many devices.
     pub fn all_cores_have(&self, devices: usize) -> bool {
         self.core_devices.lock().iter().flatten().all(|&of_core| of_core >= devices)
+    }
+
+    /// The number of devices of which all cores that have handles have one.
+    #[inline]
+    pub fn common_devices(&self) -> usize {
+        self.common_devices.load(Ordering::Acquire)
     }
 }
 
@@ -232,6 +245,7 @@ mod tests {
             left_over: vec![PartitionSet::default(); 2],
             moving: None,
             writes: MovingWrites::Both,
+            settling: PartitionSet::default(),
         }
     }
 

@@ -3,6 +3,8 @@
 //! In: the regions that were opened, with their keys; the superblock of each device. Out: the keys that are swapped, and the partitions whose keys
 //! may be in a region that is not there. Invariant: a key is served only if no region can have a newer value of it. Tested in `tests/spanned_swap.rs`.
 
+use super::partition_map::PartitionMap;
+use super::partition_set::SPAN_PARTITIONS;
 use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
 use super::swap_region::{OpenedRegion, SwapVolume};
@@ -42,17 +44,19 @@ pub(super) fn recover_swaps(
     Some(volume)
 }
 
-/// Takes the notes of the superblock of a home device, and clears them if no region has keys of it.
+/// Takes the notes of the superblock of a home device, and clears them if no region has keys of it. Those of partitions that other devices have by `map` say
+/// nothing: none of their keys was swapped when they moved.
 pub(super) async fn recover_notes(
     swaps: &SwappedKeys,
     device: &Rc<dyn Device>,
-    (home, superblock): (usize, &SpanSuperblock),
+    (home, superblock, map): (usize, &SpanSuperblock, &PartitionMap),
     is_open: impl Fn(usize) -> bool,
 ) {
     let mut notes = superblock.swaps;
     for guest in (0..superblock.device.count.into()).filter(|&guest| notes.guests >> guest & 1 != 0) {
         if !is_open(guest) {
-            for partition in (0..superblock.map.as_bytes().len()).filter(|&at| notes.has(at, guest)) {
+            let partitions = map.partitions_of(home);
+            for partition in (0..SPAN_PARTITIONS).filter(|&at| partitions.has(at) && notes.has(at, guest)) {
                 swaps.add_unknown(partition, guest);
             }
         }

@@ -11,7 +11,8 @@
 //! Locks of keys: writes of a key at its home, and those of a swapped key in its region, share the lock; a key is swapped and merged under an exclusive one,
 //! as what decides on versions needs. Tested below and in `tests/spanned_swap.rs`.
 
-use super::partition_set::SPAN_PARTITIONS;
+use super::partition_map::SPAN_DEVICES_MAX;
+use super::partition_set::{PartitionSet, SPAN_PARTITIONS};
 use super::swap_notes::SwapNotes;
 use super::swap_region::SwappedVersions;
 use crate::common::shared_lock::{SharedLock, SharedLockGuard};
@@ -20,6 +21,7 @@ use octokv_base::{Key, RingPosition};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
 
@@ -65,7 +67,8 @@ impl HomeDevice {
 
 /// See the module header.
 pub(super) struct SwappedKeys {
-    homes: Vec<HomeDevice>,
+    /// By the indices of the devices, as far as they were used.
+    homes: Box<[OnceLock<HomeDevice>]>,
     /// Those of all devices.
     count: AtomicUsize,
     /// How many keys are swapped no more.
@@ -124,14 +127,14 @@ impl Drop for SwapNoteInFlight<'_> {
 }
 
 impl SwappedKeys {
-    /// No swapped keys on so many devices.
-    pub fn new(devices: usize, gap: u32, durability: Durability) -> SwappedKeys {
+    /// No swapped keys.
+    pub fn new(gap: u32, durability: Durability) -> SwappedKeys {
         SwappedKeys {
-            homes: (0..devices).map(|_| HomeDevice::new()).collect(),
+            homes: (0..SPAN_DEVICES_MAX).map(|_| OnceLock::new()).collect(),
             count: AtomicUsize::new(0),
             removals: AtomicU64::new(0),
             locks: (0..LOCKS).map(|_| SharedLock::default()).collect(),
-            notes: Mutex::new(vec![SwapNotes::default(); devices]),
+            notes: Mutex::new(vec![SwapNotes::default(); SPAN_DEVICES_MAX]),
             superblocks: SharedLock::default(),
             unknown: Mutex::new(Box::new([0; SPAN_PARTITIONS])),
             has_unknown: AtomicBool::new(false),
@@ -141,6 +144,11 @@ impl SwappedKeys {
             flushes_home: durability == Durability::Completed,
             gap,
         }
+    }
+
+    #[inline]
+    fn home(&self, device: usize) -> &HomeDevice {
+        self.homes[device].get_or_init(HomeDevice::new)
     }
 
     fn lock_of(&self, position: RingPosition) -> &SharedLock {
@@ -176,13 +184,13 @@ impl SwappedKeys {
 
     /// Counts a command of a device.
     pub fn begin(&self, device: usize) -> CommandInFlight<'_> {
-        let in_flight = &self.homes[device].in_flight;
+        let in_flight = &self.home(device).in_flight;
         in_flight.fetch_add(1, Ordering::Relaxed);
         CommandInFlight(in_flight)
     }
 
     fn in_flight(&self, device: usize) -> u32 {
-        self.homes[device].in_flight.load(Ordering::Relaxed)
+        self.home(device).in_flight.load(Ordering::Relaxed)
     }
 
     /// Of these devices the one whose region is to have a put of a key of `home`: that with the fewest commands in flight, if `home` has so many more. `None`
@@ -190,7 +198,7 @@ impl SwappedKeys {
     pub fn guest_for(&self, home: usize, devices: impl Iterator<Item = usize>) -> Option<usize> {
         let guest = devices.filter(|&device| device != home).min_by_key(|&device| self.in_flight(device))?;
         let is_overloaded = self.in_flight(home) >= self.in_flight(guest).saturating_add(self.gap);
-        (is_overloaded && self.homes[home].keys.lock().len() < SWAPPED_KEYS_MAX).then_some(guest)
+        (is_overloaded && self.home(home).keys.lock().len() < SWAPPED_KEYS_MAX).then_some(guest)
     }
 
     /// Notes a put, and returns whether its key is put often enough to be swapped: the first swap of a key costs its home a read, which only later puts
@@ -198,7 +206,7 @@ impl SwappedKeys {
     pub fn note_put(&self, home: usize, position: RingPosition) -> bool {
         // Behind the byte of the partition.
         let (slot, tag) = ((position.0 >> 8) as usize % RECENT_PUTS, (position.0 >> 32) as u32 | 1);
-        let last = self.homes[home].recent_puts[slot].swap(tag, Ordering::Relaxed);
+        let last = self.home(home).recent_puts[slot].swap(tag, Ordering::Relaxed);
         last == tag || self.gap == 0
     }
 
@@ -218,12 +226,12 @@ impl SwappedKeys {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.homes[home].keys.lock().get(key).copied()
+        self.home(home).keys.lock().get(key).copied()
     }
 
     /// Sets that. REQUIRES: the exclusive lock of the key, unless no handle serves yet.
     pub fn insert(&self, home: usize, key: Key, swapped: SwappedKey) {
-        let is_new = self.homes[home].keys.lock().insert(key, swapped).is_none();
+        let is_new = self.home(home).keys.lock().insert(key, swapped).is_none();
         if is_new && self.count.fetch_add(1, Ordering::AcqRel) == 0 {
             self.mergers.lock().drain(..).for_each(Waker::wake);
         }
@@ -231,14 +239,14 @@ impl SwappedKeys {
 
     /// A put to the region of a swapped key was acknowledged. REQUIRES: a lock of the key.
     pub fn acknowledge(&self, home: usize, key: &Key) {
-        if let Some(swapped) = self.homes[home].keys.lock().get_mut(key) {
+        if let Some(swapped) = self.home(home).keys.lock().get_mut(key) {
             swapped.is_acknowledged = true;
         }
     }
 
     /// The newest value of a key is at its home. REQUIRES: the exclusive lock of the key.
     pub fn remove(&self, home: usize, key: &Key) {
-        let mut keys = self.homes[home].keys.lock();
+        let mut keys = self.home(home).keys.lock();
         // Before the key is found missing.
         self.removals.fetch_add(1, Ordering::AcqRel);
         if keys.remove(key).is_some() {
@@ -260,7 +268,7 @@ impl SwappedKeys {
 
     /// Forgets the keys and notes of a region whose device was replaced: reads of these keys go to their homes.
     pub fn forget_guest(&self, guest: usize) {
-        for home in &self.homes {
+        for home in self.homes.iter().filter_map(OnceLock::get) {
             let mut keys = home.keys.lock();
             self.removals.fetch_add(1, Ordering::AcqRel);
             let before = keys.len();
@@ -281,7 +289,7 @@ impl SwappedKeys {
 
     /// The keys of a home device whose newest values are in the region of `guest`.
     pub fn keys_in(&self, home: usize, guest: usize) -> Vec<Key> {
-        let keys = self.homes[home].keys.lock();
+        let keys = self.home(home).keys.lock();
         let in_guest = keys.iter().filter(|(_, swapped)| usize::from(swapped.guest) == guest);
         in_guest.map(|(key, _)| key.clone()).collect()
     }
@@ -289,7 +297,7 @@ impl SwappedKeys {
     /// The first swapped key of a home device behind another.
     pub fn next(&self, home: usize, behind: Option<&Key>) -> Option<Key> {
         let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
-        self.homes[home].keys.lock().range((from, Bound::Unbounded)).next().map(|(key, _)| key.clone())
+        self.home(home).keys.lock().range((from, Bound::Unbounded)).next().map(|(key, _)| key.clone())
     }
 
     /// Whether no key is swapped. If none is, the waker is woken when one is.
@@ -308,15 +316,15 @@ impl SwappedKeys {
     }
 
     pub fn note_swapped(&self, home: usize) {
-        self.homes[home].swapped.fetch_add(1, Ordering::Relaxed);
+        self.home(home).swapped.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn note_merged(&self, home: usize) {
-        self.homes[home].merged.fetch_add(1, Ordering::Relaxed);
+        self.home(home).merged.fetch_add(1, Ordering::Relaxed);
     }
 
     pub fn report(&self, home: usize) -> SwapReport {
-        let of = &self.homes[home];
+        let of = &self.home(home);
         SwapReport {
             keys: of.keys.lock().len(),
             swapped: of.swapped.load(Ordering::Relaxed),
@@ -347,7 +355,7 @@ impl SwappedKeys {
     /// What a superblock of a home device has to say of its keys here.
     pub fn notes_of_keys(&self, home: usize, partition_of: impl Fn(&Key) -> usize) -> SwapNotes {
         let mut notes = SwapNotes::default();
-        for (key, swapped) in &*self.homes[home].keys.lock() {
+        for (key, swapped) in &*self.home(home).keys.lock() {
             notes.add(partition_of(key), swapped.guest.into());
         }
         notes
@@ -362,6 +370,12 @@ impl SwappedKeys {
     /// Whether a region was not opened that may have keys.
     pub fn has_unknown(&self) -> bool {
         self.has_unknown.load(Ordering::Acquire)
+    }
+
+    /// The partitions with keys that may be in a region which was not opened.
+    pub fn unknown_partitions(&self) -> PartitionSet {
+        let unknown = self.unknown.lock();
+        (0..SPAN_PARTITIONS).filter(|&partition| unknown[partition] != 0).collect()
     }
 
     /// The device whose region may have a key of the partition, and was not opened.
@@ -380,7 +394,7 @@ mod tests {
     use octokv_base::Version;
 
     fn swaps(gap: u32) -> SwappedKeys {
-        SwappedKeys::new(3, gap, Durability::PowerSafe)
+        SwappedKeys::new(gap, Durability::PowerSafe)
     }
 
     fn key(number: u8) -> Key {

@@ -11,38 +11,59 @@
 //! of a write that was not acknowledged, or equal to what home has.
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
-use super::core::{SpannedCore, admitted};
-use super::places::{OpenRegion, PlacedMember, absent};
+use super::core::{CoreMap, KeyPlace, SpannedCore, admitted};
+use super::guest_region::GuestRegion;
+use super::places::absent;
 use super::swap_recovery::write_notes;
-use super::swap_region::{SwappedVersions, read_record, swap_value};
+use super::swap_region::SwappedVersions;
 use super::swapped_keys::{SwappedKey, SwappedKeys};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::shared_lock::SharedLockGuard;
 use crate::common::write_rules::{KnownKey, decide_put};
-use crate::log::handle::LogEngine;
 use crate::{
     DeleteOutcome, Engine, EngineError, KeyStatus, PutMode, PutOptions, PutOutcome, PutValue, StoredValue,
-    ValueRange, Volume,
+    ValueRange,
 };
 use octokv_base::{Buffer, Key, Nanos, RecordLayout, RingPosition, UnixTime, Version};
 use octokv_runtime::ReactorHandle;
 use octokv_sched::CostKind;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
+use std::rc::Rc;
 use std::task::Poll;
 
 /// The time between two looks for idle home devices.
 const MERGE_PERIOD: Nanos = Nanos::from_millis(10);
 
-/// A key on a volume with regions.
-struct PlacedKey<'a> {
+/// A key on a volume with regions, with the map that its operation has from its begin to its end.
+pub(super) struct PlacedKey<'a> {
     swaps: &'a SwappedKeys,
     key: &'a Key,
+    map: Rc<CoreMap>,
     position: RingPosition,
     home: usize,
 }
 
 impl<'a> PlacedKey<'a> {
-    fn swapped(&self) -> Option<SwappedKey> {
+    fn new(swaps: &'a SwappedKeys, key: &'a Key, place: KeyPlace) -> PlacedKey<'a> {
+        let KeyPlace { map, position, device: home } = place;
+        PlacedKey { swaps, key, map, position, home }
+    }
+
+    pub fn partition(&self) -> usize {
+        self.map.map.partition_of(self.position)
+    }
+
+    /// Whether puts of the key, which is swapped, go on to the region.
+    fn stays_swapped(&self) -> bool {
+        self.swaps.stays_swapped(self.home) && !self.is_settling()
+    }
+
+    /// Whether the key is not to be swapped, since its partition moves soon.
+    fn is_settling(&self) -> bool {
+        self.map.settling.has(self.partition()) && !bug_injection::is_injected(InjectedBug::MoveWhileSwapping)
+    }
+
+    pub fn swapped(&self) -> Option<SwappedKey> {
         self.swaps.get(self.home, self.key)
     }
 
@@ -54,25 +75,24 @@ impl<'a> PlacedKey<'a> {
         self.swaps.share(self.position).await
     }
 
-    async fn exclude(&self) -> SharedLockGuard<'a> {
+    pub async fn exclude(&self) -> SharedLockGuard<'a> {
         self.swaps.exclude(self.position).await
     }
 }
 
 impl<E: Engine> SpannedCore<E> {
-    fn placed_key<'a>(&self, swaps: &'a SwappedKeys, key: &'a Key) -> PlacedKey<'a> {
-        let position = RingPosition::of_bytes(key.as_bytes(), self.hash_seed());
-        PlacedKey { swaps, key, position, home: self.map().map.device_of(position) }
+    pub(super) fn placed_key<'a>(&self, swaps: &'a SwappedKeys, key: &'a Key) -> PlacedKey<'a> {
+        PlacedKey::new(swaps, key, self.place_of(key))
     }
 
     /// The handle on a device with its region.
     ///
     /// # Errors
     /// The device is absent, or its region could not be opened.
-    fn region(&self, guest: usize) -> Result<Region<E>, EngineError> {
+    fn region(&self, guest: usize) -> Result<GuestRegion<E>, EngineError> {
         let placed = self.member(guest)?;
         match placed.open().swap {
-            Some(_) => Ok(Region { placed, guest }),
+            Some(_) => Ok(GuestRegion { placed, guest }),
             None => Err(absent(guest)),
         }
     }
@@ -80,7 +100,7 @@ impl<E: Engine> SpannedCore<E> {
     /// # Errors
     /// The key may be in a region that was not opened.
     fn check_known(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
-        match of.swaps.unknown(self.map().map.partition_of(of.position)) {
+        match of.swaps.unknown(of.partition()) {
             Some(guest) => Err(absent(guest)),
             None => Ok(()),
         }
@@ -89,7 +109,9 @@ impl<E: Engine> SpannedCore<E> {
     /// The device whose region is to have a put of a key, if it is to be swapped.
     fn guest_for(&self, of: &PlacedKey<'_>) -> Option<usize> {
         let is_writable = |&device: &usize| self.region(device).is_ok_and(|region| region.is_writable());
-        of.swaps.guest_for(of.home, (0..self.devices()).filter(is_writable))
+        // A core that has no handle on an added device yet could not read the key there.
+        let devices = (0..self.shared.map.common_devices()).filter(is_writable);
+        if of.is_settling() { None } else { of.swaps.guest_for(of.home, devices) }
     }
 
     /// An operation on the volume of a key's home, by the tokens of its device.
@@ -120,13 +142,27 @@ impl<E: Engine> SpannedCore<E> {
     /// On a volume without swap regions.
     pub(super) async fn put_swapping(
         &self,
-        key: &Key,
+        (place, key): (KeyPlace, &Key),
         value: PutValue,
         options: PutOptions,
     ) -> Result<PutOutcome, EngineError> {
-        let swaps = self.swaps().expect("the volume has regions");
-        let of = self.placed_key(swaps, key);
-        self.check_known(&of)?;
+        let (bytes, swaps) = (key.len() + value.bytes, self.swaps().expect("the volume has regions"));
+        let of = PlacedKey::new(swaps, key, place);
+        let outcome = self.put_placed(&of, value, options).await?;
+        if outcome == PutOutcome::Stored {
+            self.any_member(of.home).traffic.note_put(bytes);
+        }
+        Ok(outcome)
+    }
+
+    async fn put_placed(
+        &self,
+        of: &PlacedKey<'_>,
+        value: PutValue,
+        options: PutOptions,
+    ) -> Result<PutOutcome, EngineError> {
+        let (swaps, key) = (of.swaps, of.key);
+        self.check_known(of)?;
         let of_home = self.member(of.home)?;
         let layout = of_home.engine().record_layout();
         let may_swap = options.mode == PutMode::Upsert
@@ -135,7 +171,7 @@ impl<E: Engine> SpannedCore<E> {
         let is_frequent = may_swap && swaps.note_put(of.home, of.position);
         let put_home = async |value: PutValue, options| {
             let command = (CostKind::Put, value.bytes);
-            self.at_home(&of, command, async |engine| engine.put_with(key, value, options).await).await
+            self.at_home(of, command, async |engine| engine.put_with(key, value, options).await).await
         };
         // Whether the put may be the first one of its key that is swapped.
         let mut may_begin = is_frequent;
@@ -144,16 +180,14 @@ impl<E: Engine> SpannedCore<E> {
             let command = swaps.begin(of.home);
             let shared = of.share().await;
             let is_swapped = match of.swapped() {
-                None if !may_begin || self.guest_for(&of).is_none() => {
+                None if !may_begin || self.guest_for(of).is_none() => {
                     return put_home(value, options).await;
                 }
-                Some(swapped)
-                    if may_swap && options.version == Version::NONE && swaps.stays_swapped(of.home) =>
-                {
+                Some(swapped) if may_swap && options.version == Version::NONE && of.stays_swapped() => {
                     drop(command);
                     let region = self.region(swapped.guest.into())?;
                     let _command = swaps.begin(region.guest);
-                    if region.put(&of, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
+                    if region.put(key, swapped.versions, (&value, layout)).await? == PutOutcome::Stored {
                         swaps.acknowledge(of.home, key);
                         swaps.note_swapped(of.home);
                         return Ok(PutOutcome::Stored);
@@ -172,7 +206,7 @@ impl<E: Engine> SpannedCore<E> {
                 has_waited = true;
                 continue;
             }
-            if may_swap && let Some(outcome) = self.swap(&of, (&value, layout), &options).await? {
+            if may_swap && let Some(outcome) = self.swap(of, (&value, layout), &options).await? {
                 return Ok(outcome);
             }
             let _command = swaps.begin(of.home);
@@ -182,7 +216,7 @@ impl<E: Engine> SpannedCore<E> {
                 drop(exclusive);
                 continue;
             };
-            if !self.merge(&of, swapped).await? {
+            if !self.merge(of, swapped).await? {
                 return Ok(PutOutcome::Full);
             }
             return put_home(value, options).await;
@@ -201,9 +235,7 @@ impl<E: Engine> SpannedCore<E> {
     ) -> Result<Option<PutOutcome>, EngineError> {
         let before = of.swapped();
         let (guest, versions) = match before {
-            Some(swapped) if of.swaps.stays_swapped(of.home) => {
-                (usize::from(swapped.guest), swapped.versions)
-            }
+            Some(swapped) if of.stays_swapped() => (usize::from(swapped.guest), swapped.versions),
             Some(_) => return Ok(None),
             None => {
                 let Some(guest) = self.guest_for(of) else { return Ok(None) };
@@ -232,7 +264,7 @@ impl<E: Engine> SpannedCore<E> {
         let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged };
         of.set_swapped(swapped);
         let _command = of.swaps.begin(guest);
-        match region.put(of, versions, value).await? {
+        match region.put(of.key, versions, value).await? {
             PutOutcome::Stored => {
                 of.set_swapped(SwappedKey { is_acknowledged: true, ..swapped });
                 of.swaps.note_swapped(of.home);
@@ -253,7 +285,7 @@ impl<E: Engine> SpannedCore<E> {
     /// # Errors
     /// The home device failed; superblocks are being written, or a write of one was dropped before.
     async fn note_guest(&self, of: &PlacedKey<'_>, guest: usize) -> Result<(), EngineError> {
-        let partition = self.map().map.partition_of(of.position);
+        let partition = of.partition();
         if of.swaps.notes(of.home).has(partition, guest) {
             return Ok(());
         }
@@ -277,13 +309,13 @@ impl<E: Engine> SpannedCore<E> {
     ///
     /// # Errors
     /// A device failed; the key is still swapped.
-    async fn merge(&self, of: &PlacedKey<'_>, swapped: SwappedKey) -> Result<bool, EngineError> {
+    pub(super) async fn merge(&self, of: &PlacedKey<'_>, swapped: SwappedKey) -> Result<bool, EngineError> {
         let region = self.region(swapped.guest.into())?;
         let _merge = of.swaps.begin_merge();
         // None if the put that was to write it ended without.
-        if let Some((versions, value)) = region.get(of, ValueRange::ALL).await? {
+        if let Some((versions, value)) = region.get(of.key, ValueRange::ALL).await? {
             if bug_injection::is_injected(InjectedBug::SwapRemoveFirst) {
-                region.remove(of).await?;
+                region.remove(of.key).await?;
             }
             let put = async |options: PutOptions| {
                 let command = (CostKind::Put, value.as_bytes().len());
@@ -377,7 +409,7 @@ impl<E: Engine> SpannedCore<E> {
     ) -> Result<Option<StoredValue>, EngineError> {
         let region = self.region(swapped.guest.into())?;
         let _command = of.swaps.begin(region.guest);
-        Ok(region.get(of, range).await?.map(|(_, value)| value))
+        Ok(region.get(of.key, range).await?.map(|(_, value)| value))
     }
 
     /// [`Engine::delete_with`].
@@ -389,11 +421,11 @@ impl<E: Engine> SpannedCore<E> {
     /// On a volume without swap regions.
     pub(super) async fn delete_swapping(
         &self,
-        key: &Key,
+        (place, key): (KeyPlace, &Key),
         version: Version,
     ) -> Result<DeleteOutcome, EngineError> {
         let swaps = self.swaps().expect("the volume has regions");
-        let of = self.placed_key(swaps, key);
+        let of = PlacedKey::new(swaps, key, place);
         self.check_known(&of)?;
         let _command = swaps.begin(of.home);
         let delete_home = async |version| {
@@ -429,7 +461,7 @@ impl<E: Engine> SpannedCore<E> {
             self.flush_home(of).await?;
         }
         if !bug_injection::is_injected(InjectedBug::SwapLeaveRecord) {
-            region.remove(of).await?;
+            region.remove(of.key).await?;
         }
         if of.swaps.flushes_home() {
             // A later delete at home must not survive without the removal.
@@ -498,75 +530,6 @@ impl<E: Engine> SpannedCore<E> {
             drop(exclusive);
             behind = Some(key);
         }
-    }
-}
-
-/// The region of a device that serves.
-struct Region<E> {
-    placed: PlacedMember<E>,
-    guest: usize,
-}
-
-impl<E: Engine> Region<E> {
-    fn open(&self) -> &OpenRegion {
-        self.placed.open().swap.as_ref().expect("it has a region")
-    }
-
-    fn log(&self) -> &LogEngine {
-        &self.open().engine
-    }
-
-    fn is_writable(&self) -> bool {
-        !Volume::is_read_only(self.log().volume())
-    }
-
-    /// The error of an operation on the region: that its device has failed, whatever it was that the engine noticed.
-    fn error(&self, error: EngineError) -> EngineError {
-        if self.placed.serves() { self.open().place.engine_error(error) } else { absent(self.guest) }
-    }
-
-    async fn flush(&self) -> Result<(), EngineError> {
-        self.log().flush().await.map_err(|error| self.error(error))
-    }
-
-    /// Runs an operation on the region by the tokens of its device.
-    async fn admitted<T>(
-        &self,
-        command: (CostKind, usize),
-        operation: impl Future<Output = Result<T, EngineError>>,
-        bytes_of: impl FnOnce(&T) -> usize,
-    ) -> Result<T, EngineError> {
-        let outcome = admitted((&self.placed, self.guest), command, operation, bytes_of).await;
-        outcome.map_err(|error| self.error(error))
-    }
-
-    async fn put(
-        &self,
-        of: &PlacedKey<'_>,
-        versions: SwappedVersions,
-        (value, layout): (&PutValue, RecordLayout),
-    ) -> Result<PutOutcome, EngineError> {
-        let log = self.log();
-        let record = swap_value(log.record_layout(), of.key, versions, value, layout);
-        let command = (CostKind::Put, record.bytes);
-        self.admitted(command, log.put_with(of.key, record, PutOptions::default()), |_| command.1).await
-    }
-
-    /// The versions and the part of the value of a record.
-    async fn get(
-        &self,
-        of: &PlacedKey<'_>,
-        range: ValueRange,
-    ) -> Result<Option<(SwappedVersions, StoredValue)>, EngineError> {
-        let bytes_of = |read: &Option<(SwappedVersions, StoredValue)>| {
-            read.as_ref().map_or(0, |(_, value)| value.as_bytes().len())
-        };
-        self.admitted((CostKind::Get, 0), read_record(self.log(), of.key, range), bytes_of).await
-    }
-
-    async fn remove(&self, of: &PlacedKey<'_>) -> Result<(), EngineError> {
-        let remove = self.log().delete_with(of.key, Version::NONE);
-        self.admitted((CostKind::Delete, 0), remove, |_| 0).await.map(drop)
     }
 }
 

@@ -20,7 +20,7 @@ use super::superblock::SpanSuperblock;
 use super::swap_notes::SwapNotes;
 use super::swap_recovery::{recover_notes, recover_swaps};
 use super::swap_region::{
-    SwapVolume, check_swaps, keys_range, open_region, swap_device, swap_format, swap_place,
+    OpenedRegion, SwapVolume, check_swaps, keys_range, open_region, swap_device, swap_format, swap_place,
 };
 use super::swapped_keys::SwappedKeys;
 use super::traffic::TrafficCounters;
@@ -119,7 +119,15 @@ pub(super) async fn format_member<V: Volume>(
     device: &Rc<dyn Device>,
     config: &FormatConfig,
 ) -> Result<(), OpenError> {
-    V::format(&[member_device(device, config.swap_bytes)], config).await?;
+    let (have_bytes, reserved) = (device.geometry().bytes(), SUPERBLOCK_AREA_BYTES + config.swap_bytes);
+    let formatted = V::format(&[member_device(device, config.swap_bytes)], config).await;
+    formatted.map_err(|error| match error {
+        // Of the whole device, as its owner sees it.
+        OpenError::TooSmall { need_bytes, .. } => {
+            OpenError::TooSmall { have_bytes, need_bytes: need_bytes + reserved }
+        }
+        error => error,
+    })?;
     if config.swap_bytes > 0 {
         let region = swap_device(device, config.swap_bytes);
         <SwapVolume as Volume>::format(&[region], &swap_format(config)).await?;
@@ -274,6 +282,29 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.lock().clone()
     }
 
+    /// Opens what was formatted on a device that is about to be one of the volume: its part for keys, and its swap region.
+    ///
+    /// # Errors
+    /// Either cannot be opened; [`OpenError::OtherFormat`].
+    pub(super) async fn open_member(
+        &self,
+        device: &Rc<dyn Device>,
+        pool: &BufferPool,
+        (config, format): (&OpenConfig, &FormatConfig),
+    ) -> Result<(V, Option<OpenedRegion>), OpenError> {
+        let swap_bytes = self.0.superblock.swap_bytes;
+        let volume = V::open(&[member_device(device, swap_bytes)], pool, config.clone(), format).await?;
+        let region = match swap_bytes {
+            0 => None,
+            _ => Some(open_region(&swap_device(device, swap_bytes), pool, config, format).await?),
+        };
+        let limits = |info: VolumeInfo| (info.value_bytes_max, info.record_layout, info.has_iterators);
+        if limits(volume.info()) != limits(self.info()) {
+            return Err(OpenError::OtherFormat);
+        }
+        Ok((volume, region))
+    }
+
     /// Sets the volume on the device of an index. The handles on the one before serve no more from here on, on any core.
     pub(super) fn set_member(&self, index: usize, member: Member<V>) {
         let before = std::mem::replace(&mut self.0.members.lock()[index], member);
@@ -386,8 +417,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
         let left_over = tell_all(devices, &read).await;
         let of_member = member_open_config(&config, devices.len(), superblock.swap_bytes);
         let swap_bytes = superblock.swap_bytes;
-        let swaps =
-            (swap_bytes > 0).then(|| SwappedKeys::new(devices.len(), config.swap_gap, config.durability));
+        let swaps = (swap_bytes > 0).then(|| SwappedKeys::new(config.swap_gap, config.durability));
         let mut members = Vec::with_capacity(devices.len());
         let places = places_of(&read);
         for (index, &given) in places.iter().enumerate() {
@@ -416,7 +446,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
                 if let Ok(of_home) = &read[given] {
                     let is_open =
                         |guest: usize| members.get(guest).is_some_and(|member| member.swap.is_some());
-                    recover_notes(swaps, &devices[given], (home, of_home), is_open).await;
+                    recover_notes(swaps, &devices[given], (home, of_home, &superblock.map), is_open).await;
                 }
             }
         }
@@ -432,6 +462,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             left_over,
             moving: None,
             writes: MovingWrites::Both,
+            settling: PartitionSet::default(),
         };
         let (map, structure) = (Arc::new(SharedMap::new(state)), Arc::default());
         let move_bytes_per_second = config.compact_bytes_per_second.min(MOVE_BYTES_PER_SECOND);

@@ -4,6 +4,7 @@
 
 pub mod crafted_volume;
 pub mod faulty_volume;
+pub mod growing_volume;
 pub mod held_clauses;
 pub mod log_background;
 pub mod log_fixture;
