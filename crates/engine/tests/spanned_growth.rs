@@ -2,19 +2,20 @@
 
 use crate::common::faulty_volume::run;
 use crate::common::growing_volume::{DELETED, Growing, grown};
-use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};
+use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, contents_of, filled};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::swapped_volume::{ENGINES, swaps};
-use octokv_base::{Buffer, Key, Lba, Nanos, Prng};
+use octokv_base::{Key, Lba, Nanos, Prng};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
-use octokv_engine::conformance::{key_of, operation_of};
+use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::{
-    AnyVolume, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError, VerifyObserver, Volume,
+    AnyVolume, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError, PutMode, VerifyObserver,
+    Volume,
 };
 use octokv_runtime::{ReactorHandle, block_on};
 use std::cell::Cell;
@@ -257,10 +258,54 @@ fn a_device_that_cannot_be_added_is_refused_and_changes_nothing() {
     assert_eq!(opened.listed(), Ok(KEYS as usize));
 }
 
-fn contents_of(device: &Rc<dyn Device>) -> Vec<u8> {
-    let blocks = (1 << 20) / 512;
-    let read = |at| run(device.read(Lba(at), Buffer::zeroed(1 << 20))).into_read().expect("memory");
-    (0..device.geometry().blocks).step_by(blocks).flat_map(|at| read(at).to_vec()).collect()
+#[test]
+fn power_loss_while_an_unfinished_addition_is_repeated_leaves_a_volume_that_opens() {
+    for (engine, fixture) in fixtures() {
+        let filled = filled(&fixture, 3);
+        let images = filled.iter().map(contents_of).chain([vec![0; 16 << 20]]);
+        let disks = PowerLossDisk::group(images.map(DiskImage::from).collect(), 512);
+        let plan = FaultPlan::default();
+        let mut devices: Devices = disks.iter().map(|disk| Rc::new(disk.clone()) as Rc<dyn Device>).collect();
+        devices[1] = Rc::new(FaultDevice::new(Rc::clone(&devices[1]), plan.clone()));
+        let mut random = Prng::new(7);
+        let mut complete = || {
+            disks[0].complete_one(&mut random);
+        };
+        let volume = block_on(fixture.open_volume(&devices[..3]), &mut complete).expect("opens");
+        let (pool, configs) = (pool(), (&fixture.open_config(), &fixture.format));
+        plan.add(
+            FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5)).once(0),
+        );
+        let unfinished = block_on(volume.add(&devices, &pool, configs, |_| {}), &mut complete);
+        assert_eq!(unfinished, Err(OpenError::AdditionUnfinished { index: 1 }), "{engine}");
+        let begun = disks[0].events();
+        block_on(volume.add(&devices, &pool, configs, |_| {}), &mut complete).expect("adds");
+        let last = disks[0].events();
+        // Few events of the format, and each around the writes of superblocks before and behind it.
+        let format = (begun + 16..last - 16).step_by((last - begun) / 16);
+        let moments = (begun..begun + 16).chain(format).chain(last - 16..=last);
+        let mut absent = 0;
+        for (events, mode) in moments.flat_map(|at| PowerLossMode::ALL.map(|mode| (at, mode))) {
+            let image = |disk: &PowerLossDisk| {
+                disk.image_after_power_loss(events, mode, &mut Prng::new(events as u64))
+            };
+            let left = PowerLossDisk::group(disks.iter().map(image).collect(), 512);
+            let devices: Devices = left.iter().map(|disk| Rc::new(disk.clone()) as Rc<dyn Device>).collect();
+            let mut complete = || {
+                left[0].complete_one(&mut random);
+            };
+            // The first device has counted the new one.
+            let volume = block_on(fixture.open_volume(&devices), &mut complete)
+                .unwrap_or_else(|error| panic!("{engine}: {mode:?} at {events}: {error}"));
+            let handle = volume.engine(0, &devices, pool.clone());
+            for number in 0..KEYS {
+                let read = block_on(handle.get(&key_of(number)), &mut complete);
+                assert!(matches!(read, Ok(Some(_))), "{engine}: {mode:?} at {events}: key {number}");
+            }
+            absent += usize::from(volume.device_reports()[3].failure.is_some());
+        }
+        assert!(absent > 0, "{engine}: the new device was not absent at any moment of its format");
+    }
 }
 
 /// Writes beside moves on disks that lose power.
@@ -362,5 +407,57 @@ fn a_loss_of_power_at_any_moment_of_a_move_loses_nothing_acknowledged() {
             }
         }
         assert!(unmoved > 5 && moved > 5, "{engine}: {unmoved} before a move, {moved} after one");
+    }
+}
+
+#[test]
+fn a_map_that_only_an_absent_device_knows_does_not_undo_what_was_written_without_it() {
+    for (engine, fixture) in fixtures() {
+        let History { disks, maps, .. } = history_of(&fixture);
+        let (mut in_doubt, mut random) = (0, Prng::new(3));
+        for events in maps[0].saturating_sub(150)..maps[0] {
+            let disks_after = || {
+                let image = |disk: &PowerLossDisk| {
+                    disk.image_after_power_loss(events, PowerLossMode::ALL[0], &mut Prng::new(1))
+                };
+                let left = PowerLossDisk::group(disks.iter().map(image).collect(), 512);
+                let devices: Devices =
+                    left.iter().map(|disk| Rc::new(disk.clone()) as Rc<dyn Device>).collect();
+                (left[0].clone(), devices)
+            };
+            let (disk, devices) = disks_after();
+            let with_all = block_on(fixture.open_volume(&devices), || {
+                disk.complete_one(&mut random);
+            });
+            let AnyVolume::Spanned(with_all) = with_all.expect("opens") else { panic!("it spans devices") };
+            let is_moved = with_all.placement().0.contains(&3);
+            let (disk, devices) = disks_after();
+            let mut complete = || {
+                disk.complete_one(&mut random);
+            };
+            let mut without = devices.clone();
+            without[3] = Rc::new(UnavailableDevice::new("gone".to_owned()));
+            let volume = block_on(fixture.open_volume(&without), &mut complete).expect("the others open");
+            let handle = volume.engine(0, &without, pool());
+            let mut stored = Vec::new();
+            for number in 0..KEYS {
+                let (key, operation) = (key_of(number), 1_000 * KEYS + number);
+                let record = record_of(handle.record_layout(), &key, &value_of(&key, operation, 100));
+                if block_on(handle.put(&key, PutMode::Upsert, record, 100), &mut complete).is_ok() {
+                    stored.push((key, operation));
+                }
+            }
+            block_on(handle.close(), &mut complete).expect("closes");
+            drop(volume);
+            let volume = block_on(fixture.open_volume(&devices), &mut complete).expect("opens");
+            let handle = volume.engine(0, &devices, pool());
+            in_doubt += usize::from(is_moved && stored.len() == KEYS as usize);
+            for (key, operation) in stored {
+                let read =
+                    block_on(handle.get(&key), &mut complete).expect("no fault").expect("it was stored");
+                assert_eq!(operation_of(&key, read.as_bytes()), operation, "{engine}: at {events}");
+            }
+        }
+        assert!(in_doubt > 0, "{engine}: no moment at which the new device alone has a map");
     }
 }

@@ -2,7 +2,7 @@
 //! replacement.
 
 use crate::common::faulty_volume::run;
-use crate::common::opened_span::{Devices, KEYS, Opened, blank, filled};
+use crate::common::opened_span::{Devices, KEYS, Opened, blank, contents_of, filled};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use octokv_base::{Buffer, Lba, Prng};
@@ -193,11 +193,6 @@ fn a_volume_on_one_device_and_a_format_that_differs_are_refused() {
     run(AnyVolume::format(&alone, &fixture.format)).expect("formats");
     let opened = Opened::new(&fixture, &alone).expect("opens");
     assert_eq!(replace(&fixture, &opened, &alone, 0), Err(OpenError::NotSpanned));
-}
-
-fn contents_of(device: &Rc<dyn Device>) -> Vec<u8> {
-    let read = |at| run(device.read(Lba(at), Buffer::zeroed(1 << 20))).into_read().expect("memory");
-    (0..device.geometry().blocks).step_by(BLOCKS).flat_map(|at| read(at).to_vec()).collect()
 }
 
 fn device_of(contents: &[u8]) -> Rc<dyn Device> {

@@ -1,14 +1,15 @@
 //! Replacement of a device of a volume with swap regions: what its region had, what the regions of others have of its keys, and power loss.
 
 use crate::common::faulty_volume::run;
-use crate::common::opened_span::{Devices, KEYS, Opened, blank};
+use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, contents_of};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::swapped_volume::{ENGINES, damage, is_unavailable, keys_at, swapped, used_region_blocks};
 use futures_util::future::join;
-use octokv_base::{Buffer, Key, Lba, Prng};
+use octokv_base::{Key, Lba, Prng};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::power_loss::{DiskHistory, PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
@@ -63,13 +64,6 @@ fn a_replaced_device_takes_its_region_with_it() {
             }
         }
     }
-}
-
-/// The image of a device in memory.
-fn image_of(device: &Rc<dyn Device>) -> DiskImage {
-    let read = |at| run(device.read(Lba(at), Buffer::zeroed(1 << 20))).into_read().expect("memory");
-    let pieces = (0..device.geometry().blocks).step_by((1 << 20) / 512);
-    DiskImage::from(pieces.flat_map(|at| read(at).to_vec()).collect::<Vec<u8>>())
 }
 
 /// A volume on disks after a loss of power.
@@ -143,7 +137,8 @@ fn a_loss_of_power_within_a_replacement_keeps_every_acknowledged_value_and_lists
         let (devices, opened) = swapped(&fixture);
         run(opened.engine.close()).expect("closes");
         drop(opened);
-        let images: Vec<DiskImage> = devices.iter().chain(&blank(1)).map(image_of).collect();
+        let images: Vec<DiskImage> =
+            devices.iter().chain(&blank(1)).map(contents_of).map(DiskImage::from).collect();
         let disks = PowerLossDisk::group(images, 512);
         let on: Devices = disks.iter().map(|disk| Rc::new(disk.clone()) as Rc<dyn Device>).collect();
         let (mut order, mut random) = (Prng::new(7), Prng::new(8));
@@ -284,5 +279,47 @@ fn a_damaged_region_of_a_device_that_is_adopted_gives_no_older_value() {
             run(new[0].write(Lba(block), intact)).result.expect("memory");
         }
         assert!(refused > 50 && served > 500, "{kind}: {refused} refused, {served} served");
+    }
+}
+
+#[test]
+fn after_a_replacement_that_was_recorded_in_part_the_lost_device_takes_no_puts_of_others() {
+    for kind in ENGINES {
+        let fixture = SpannedFixture::swapping(kind);
+        let (mut devices, opened) = swapped(&fixture);
+        run(opened.engine.close()).expect("closes");
+        let plan = FaultPlan::default();
+        for at in [0, 2] {
+            devices[at] = Rc::new(FaultDevice::new(Rc::clone(&devices[at]), plan.clone()));
+        }
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        let mut new = devices.clone();
+        new[1] = blank(1).remove(0);
+        let configs = (&fixture.open_config(), &fixture.format);
+        let replace_with = |filter: OpFilter, skip: u32| {
+            let fault = InjectedFault::Error(5);
+            plan.add(FaultRule { skip, ..FaultRule::within(filter, Lba(0), SUPERBLOCKS_END, fault) });
+            let replaced = run(opened.volume.replace((&new, 1, true), &pool(), configs, |_| {}));
+            plan.clear();
+            (replaced, opened.volume.device_reports()[1].failure)
+        };
+        // Without a device that could count it nothing changes.
+        assert_eq!(replace_with(OpFilter::Read, 0), (Err(OpenError::NotCounted), None), "{kind}");
+        // The first device counts the replacement, the third one does not.
+        let (replaced, after_count) = replace_with(OpFilter::Write, 1);
+        assert!(matches!(replaced, Err(OpenError::Device(_))), "{kind}: {replaced:?}");
+        // A further one that fails earlier does not let the lost device serve again.
+        let (replaced, after_another) = replace_with(OpFilter::Read, 0);
+        assert_eq!(replaced, Err(OpenError::NotCounted), "{kind}");
+        let stored: Vec<_> =
+            (0..KEYS).filter(|number| opened.put(*number, 2 * KEYS + number).is_ok()).collect();
+        assert!(stored.len() > 30, "{kind}: {} keys are stored", stored.len());
+        drop(opened);
+        let again = Opened::new(&fixture, &devices).expect("the others open");
+        for number in stored {
+            assert_eq!(again.found(number), Ok(Some(2 * KEYS + number)), "{kind}: key {number}");
+        }
+        let lost = Some(OpenError::DeviceReplaced { at: 1 });
+        assert_eq!((after_count, after_another), (lost, lost), "{kind}");
     }
 }

@@ -4,6 +4,7 @@
 //!   volume formatted on the new device ─▶ superblock on it ─▶ those of the others count it ─▶ member ─▶ handles of the cores ─▶ partitions move to it
 //!            └ crash: as before              └ crash: the new device is one of the volume if it is given with the others
 //! ```
+//! A call that did not record the number on all of the others can be repeated with the same device, which has its superblock meanwhile: the others may need it.
 //! In: a device without data. Out: one more device, at first without partitions; [`rebalancing`](super::rebalancing) begins when all cores have handles on it. Invariant: until a
 //! partition has moved to it nothing depends on the new device.
 //! Tested in `tests/spanned_growth.rs`.
@@ -59,8 +60,7 @@ impl<V: Volume> SpannedVolume<V> {
         if count > SPAN_DEVICES_MAX {
             return Err(OpenError::DeviceCount { have: count, most: SPAN_DEVICES_MAX });
         }
-        let is_absent = |member: &Member<V>| member.volume.is_err() || !devices[member.given].is_available();
-        if let Some(absent) = others.iter().position(is_absent) {
+        if let Some(absent) = others.iter().position(|member| !member.serves(&devices[member.given])) {
             return Err(OpenError::OtherDeviceAbsent { index: absent as u16 });
         }
         if !self.shared().map.all_cores_have(index) {
@@ -74,12 +74,19 @@ impl<V: Volume> SpannedVolume<V> {
         let place = DeviceOfVolume { index: index as u16, count: count as u16 };
         let known = SpanSuperblock { device: place, swaps: SwapNotes::default(), ..known };
         let format = member_config(format, &known, index, 0);
-        erase_superblocks(&**device).await?;
+        // Its superblock if an earlier call was not finished: the next opening may need it.
+        let unfinished =
+            read_superblock::<SpanSuperblock>(&**device).await.ok().map(|(superblock, _)| superblock);
+        let unfinished = unfinished.filter(|own| own.volume_id == known.volume_id && own.device == place);
+        if unfinished.is_none() {
+            erase_superblocks(&**device).await?;
+        }
         format_member::<V>(device, &format).await?;
         let config = member_open_config(config, count, known.swap_bytes);
         let (volume, region) = self.open_member(device, pool, (&config, &format)).await?;
         prepare(&volume);
-        write_superblock(&**device, &SpanSuperblock { generation: 0, ..known }).await?;
+        let generation = unfinished.map_or(0, |own| own.generation + 1);
+        write_superblock(&**device, &SpanSuperblock { generation, ..known }).await?;
         for (index, other) in others.iter().enumerate() {
             let recorded = record_count(&*devices[other.given], count as u16).await;
             recorded.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;

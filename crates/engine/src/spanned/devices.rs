@@ -14,6 +14,9 @@ use crate::common::superblock_io::{read_superblock, write_superblock};
 use octokv_device::Device;
 use std::rc::Rc;
 
+/// Added to the number of the latest map that is known when a device is absent: the result exceeds that of a map which it alone knows.
+const MAPS_OVERRULED: u32 = 2;
+
 /// The replacements of each device, as far as any of these was told.
 pub(super) fn replacements_of<'a>(
     superblocks: impl Iterator<Item = &'a SpanSuperblock>,
@@ -72,7 +75,8 @@ pub(super) async fn read_superblocks(
     Ok(read)
 }
 
-/// What the devices of a volume say together: the superblock with the latest map, with all devices and all replacements.
+/// What the devices of a volume say together: the superblock with the latest map, with all devices and all replacements. A device that is absent may have one map more than
+/// the others, if the power was lost within a cutover; no write was acknowledged by that map, and the others serve without it: theirs counts from then on.
 ///
 /// # Panics
 /// Without an intact superblock.
@@ -81,7 +85,9 @@ pub(super) fn newest_of(read: &[Result<SpanSuperblock, OpenError>]) -> SpanSuper
     let latest = *read.iter().flatten().max_by_key(by_map).expect("one is intact");
     // As many as were given: `read_superblocks` has compared them.
     let device = DeviceOfVolume { count: read.len() as u16, ..latest.device };
-    SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), ..latest }
+    let overruled = if read.iter().any(Result::is_err) { MAPS_OVERRULED } else { 0 };
+    let map_number = latest.map_number.saturating_add(overruled);
+    SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), map_number, ..latest }
 }
 
 /// Tells the devices that missed something of all that any other knows: one that is lost may be the only one that knew. Returns for each index of the volume

@@ -162,6 +162,8 @@ impl<E: Engine> SpannedCore<E> {
         let mut left_over = left_over.filter(|(device, set)| !set.is_empty() && self.member(*device).is_ok());
         if let Some((device, &set)) = left_over.next() {
             drop(map);
+            // A task that was dropped may not have waited for operations of the former map, which read them there.
+            self.wait_for_former(handle).await;
             self.delete_left_over(device, set, handle).await?;
             return Ok(true);
         }

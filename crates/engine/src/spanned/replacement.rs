@@ -79,7 +79,7 @@ impl<V: Volume> SpannedVolume<V> {
     /// - [`OpenError::NotCounted`]: no other device is available to record the replacement; a device error if one of them fails to.
     /// - [`OpenError::ReplacementsMax`].
     ///
-    /// The open volume is unchanged. If a device has recorded the replacement before the error, the lost device is absent at the next open.
+    /// The open volume is unchanged, except: once a device may have recorded the replacement, the lost one does not serve any more, and is absent at the next opening. The call may be repeated.
     pub async fn replace(
         &self,
         (devices, given, adopts): (&[Rc<dyn Device>], usize, bool),
@@ -112,10 +112,12 @@ impl<V: Volume> SpannedVolume<V> {
         // From here on no put is stored in its region, which may still work.
         let retired = self.retire(index);
         self.delete_swapped(devices, index, pool).await?;
+        if !is_there && told.is_empty() {
+            return Err(OpenError::NotCounted);
+        }
+        // Once one has counted it the next opening leaves the lost device out: a put that its region took, also after an error here, would be gone.
+        retired.keep();
         if !is_there {
-            if told.is_empty() {
-                return Err(OpenError::NotCounted);
-            }
             for (other, superblock) in &told {
                 let generation = superblock.generation + 1;
                 // What its region had is given up, too.
@@ -141,7 +143,6 @@ impl<V: Volume> SpannedVolume<V> {
             swaps.set_notes(index, self.notes_of_replaced(index));
         }
         self.set_member(index, Member::new(given, replacements[index], &config, (Ok(volume), swap)));
-        retired.keep();
         Ok(())
     }
 

@@ -19,11 +19,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Lets a member serve again unless its replacement succeeds.
+/// Lets a member serve again, if it did before, unless its replacement is counted.
 pub(super) struct RetiredMember(Option<Arc<AtomicBool>>);
 
 impl RetiredMember {
-    /// It was replaced.
+    /// It serves no more: another device may have counted its replacement.
     pub fn keep(mut self) {
         self.0 = None;
     }
@@ -39,8 +39,8 @@ impl<V: Volume> SpannedVolume<V> {
     /// Keeps all cores from using the device of an index.
     pub(super) fn retire(&self, index: usize) -> RetiredMember {
         let is_retired = Arc::clone(&self.all_members()[index].is_retired);
-        is_retired.store(true, Ordering::Release);
-        RetiredMember(Some(is_retired))
+        let was_retired = is_retired.swap(true, Ordering::AcqRel);
+        RetiredMember((!was_retired).then_some(is_retired))
     }
 
     /// A handle on a device that serves, of the core that is for openings and replacements.
@@ -52,8 +52,10 @@ impl<V: Volume> SpannedVolume<V> {
     ) -> Option<OpenMember<V::Engine>> {
         let member = &self.all_members()[index];
         let device = &devices[member.given];
-        let is_served = member.volume.is_ok() && device.is_available();
-        is_served.then(|| self.member_engine(index, member, (self.cores(), device, pool)).volume).flatten()
+        member
+            .serves(device)
+            .then(|| self.member_engine(index, member, (self.cores(), device, pool)).volume)
+            .flatten()
     }
 
     pub(super) fn position_of(&self, key: &Key) -> RingPosition {

@@ -95,6 +95,18 @@ impl<V> Member<V> {
             swap,
         }
     }
+
+    /// Whether it was opened, its device works, and no device has taken its place, also in a replacement that failed.
+    pub fn serves(&self, device: &Rc<dyn Device>) -> bool {
+        self.volume.is_ok() && device.is_available() && !self.is_retired.load(Ordering::Acquire)
+    }
+
+    /// Why it is absent, or serves no more because another device takes its place.
+    pub fn absence(&self) -> Option<OpenError> {
+        let replaced = || OpenError::DeviceReplaced { at: self.given as u16 };
+        let is_retired = self.is_retired.load(Ordering::Acquire);
+        self.volume.as_ref().err().copied().or_else(|| is_retired.then(replaced))
+    }
 }
 
 /// The part of a device behind the superblocks of the span and before its swap region.
@@ -561,7 +573,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
     fn device_reports(&self) -> Vec<DeviceReport> {
         let report = |(index, member): (usize, &Member<V>)| DeviceReport {
             index: index as u16,
-            failure: member.volume.as_ref().err().copied(),
+            failure: member.absence(),
             is_read_only: member.volume.as_ref().is_ok_and(V::is_read_only),
             statistics: member.volume.as_ref().map(V::statistics).unwrap_or_default(),
             traffic: member.traffic.get(),

@@ -6,14 +6,18 @@ use super::faulty_volume::run;
 use super::pool;
 use super::spanned_fixture::SpannedFixture;
 use super::stable_memory::StableMemory;
-use octokv_base::Key;
+use octokv_base::{Buffer, Key, Lba};
 use octokv_device::Device;
+use octokv_engine::common::superblock::SUPERBLOCK_AREA_BYTES;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::{AnyEngine, AnyVolume, Engine, EngineError, PutMode, PutOutcome, Volume};
 use std::rc::Rc;
 
 /// The keys of a filled volume: numbers from 0.
 pub const KEYS: u64 = 90;
+
+/// The block behind the superblocks of a volume on several devices.
+pub const SUPERBLOCKS_END: Lba = Lba(SUPERBLOCK_AREA_BYTES / 512);
 
 pub type Devices = Vec<Rc<dyn Device>>;
 
@@ -67,4 +71,15 @@ pub fn filled(fixture: &SpannedFixture, count: usize) -> Devices {
     }
     run(opened.engine.close()).expect("closes");
     devices
+}
+
+/// All bytes of a device.
+pub fn contents_of(device: &Rc<dyn Device>) -> Vec<u8> {
+    let geometry = device.geometry();
+    let piece = |at: u64| {
+        let bytes = (geometry.bytes() - at).min(1 << 20) as usize;
+        let block = Lba(at / u64::from(geometry.block_bytes));
+        run(device.read(block, Buffer::zeroed(bytes))).into_read().expect("memory")
+    };
+    (0..geometry.bytes()).step_by(1 << 20).flat_map(|at| piece(at).to_vec()).collect()
 }
