@@ -333,6 +333,17 @@ impl Engine for AnyEngine {
         }
     }
 
+    fn has_abandoned(&self) -> bool {
+        match self {
+            AnyEngine::Hash(engine) => engine.has_abandoned(),
+            AnyEngine::CachedHash(engine) => engine.has_abandoned(),
+            AnyEngine::Lsm(engine) => engine.has_abandoned(),
+            AnyEngine::Log(engine) => engine.has_abandoned(),
+            AnyEngine::CachedLog(engine) => engine.has_abandoned(),
+            AnyEngine::Spanned(engine) => engine.has_abandoned(),
+        }
+    }
+
     #[inline]
     fn may_end_at_once(&self) -> bool {
         match self {

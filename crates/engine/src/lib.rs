@@ -308,6 +308,8 @@ pub trait Engine {
     }
     /// Prefetches for a coming operation on the key. A hint, without effect on outcomes.
     fn prefetch(&self, _key: &Key, _stage: PrefetchStage) {}
+    /// Whether operations of the volume whose futures were dropped have not ended, on any core: their writes may still happen.
+    fn has_abandoned(&self) -> bool;
     /// The current statistics.
     fn statistics(&self) -> EngineStatistics;
 

@@ -406,6 +406,10 @@ impl Engine for MemoryEngine {
         RECORD_LAYOUT
     }
 
+    fn has_abandoned(&self) -> bool {
+        false
+    }
+
     fn statistics(&self) -> EngineStatistics {
         let state = self.state.lock();
         EngineStatistics {

@@ -59,6 +59,12 @@ pub enum OpenError {
         /// Its place in the list, from 0.
         at: u16,
     },
+    /// A device is being replaced, or the replacement failed after another device may have counted it.
+    #[error("device {at} of the list is given up: its replacement has not ended")]
+    DeviceGivenUp {
+        /// Its place in the list, from 0.
+        at: u16,
+    },
     /// No other device serves that could count the replacement of one.
     #[error("none of its other devices serves, and one has to know that this was replaced")]
     NotCounted,

@@ -185,6 +185,10 @@ impl Engine for DirectFirst {
     fn record_layout(&self) -> RecordLayout {
         self.engine.record_layout()
     }
+    fn has_abandoned(&self) -> bool {
+        self.engine.has_abandoned()
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.engine.statistics()
     }

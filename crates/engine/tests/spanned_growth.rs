@@ -1,12 +1,12 @@
 //! A device is added to a volume on several, and partitions move to it while it is used: contents at each moment, after each loss of power, and with a device that fails.
 
 use crate::common::faulty_volume::run;
-use crate::common::growing_volume::{DELETED, Growing, grown};
+use crate::common::growing_volume::{DELETED, Growing, STEPS_MAX, grown};
 use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, contents_of, filled};
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::swapped_volume::{ENGINES, swaps};
-use octokv_base::{Key, Lba, Nanos, Prng};
+use octokv_base::{Key, Lba, Nanos, Prng, RingPosition};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
@@ -282,8 +282,8 @@ fn power_loss_while_an_unfinished_addition_is_repeated_leaves_a_volume_that_open
         block_on(volume.add(&devices, &pool, configs, |_| {}), &mut complete).expect("adds");
         let last = disks[0].events();
         // Few events of the format, and each around the writes of superblocks before and behind it.
-        let format = (begun + 16..last - 16).step_by((last - begun) / 16);
-        let moments = (begun..begun + 16).chain(format).chain(last - 16..=last);
+        let format = (begun + 16..last - 32).step_by((last - begun) / 16);
+        let moments = (begun..begun + 16).chain(format).chain(last - 32..=last);
         let mut absent = 0;
         for (events, mode) in moments.flat_map(|at| PowerLossMode::ALL.map(|mode| (at, mode))) {
             let image = |disk: &PowerLossDisk| {
@@ -411,10 +411,10 @@ fn a_loss_of_power_at_any_moment_of_a_move_loses_nothing_acknowledged() {
 }
 
 #[test]
-fn a_map_that_only_an_absent_device_knows_does_not_undo_what_was_written_without_it() {
+fn an_absent_device_does_not_undo_what_was_written_without_it_by_the_map_of_a_cut_move() {
     for (engine, fixture) in fixtures() {
         let History { disks, maps, .. } = history_of(&fixture);
-        let (mut in_doubt, mut random) = (0, Prng::new(3));
+        let (mut of_moved, mut random) = (0, Prng::new(3));
         for events in maps[0].saturating_sub(150)..maps[0] {
             let disks_after = || {
                 let image = |disk: &PowerLossDisk| {
@@ -430,34 +430,109 @@ fn a_map_that_only_an_absent_device_knows_does_not_undo_what_was_written_without
                 disk.complete_one(&mut random);
             });
             let AnyVolume::Spanned(with_all) = with_all.expect("opens") else { panic!("it spans devices") };
-            let is_moved = with_all.placement().0.contains(&3);
+            let (moved, seed) = with_all.placement();
             let (disk, devices) = disks_after();
             let mut complete = || {
                 disk.complete_one(&mut random);
             };
-            let mut without = devices.clone();
-            without[3] = Rc::new(UnavailableDevice::new("gone".to_owned()));
+            let without = without_last(&devices);
             let volume = block_on(fixture.open_volume(&without), &mut complete).expect("the others open");
             let handle = volume.engine(0, &without, pool());
-            let mut stored = Vec::new();
+            let mut written = Vec::new();
             for number in 0..KEYS {
                 let (key, operation) = (key_of(number), 1_000 * KEYS + number);
                 let record = record_of(handle.record_layout(), &key, &value_of(&key, operation, 100));
-                if block_on(handle.put(&key, PutMode::Upsert, record, 100), &mut complete).is_ok() {
-                    stored.push((key, operation));
+                let is_written = match number % 3 {
+                    0 => block_on(handle.delete(&key), &mut complete).is_ok(),
+                    _ => block_on(handle.put(&key, PutMode::Upsert, record, 100), &mut complete).is_ok(),
+                };
+                if is_written {
+                    written.push((key, Some(operation).filter(|_| number % 3 > 0)));
                 }
             }
             block_on(handle.close(), &mut complete).expect("closes");
             drop(volume);
             let volume = block_on(fixture.open_volume(&devices), &mut complete).expect("opens");
             let handle = volume.engine(0, &devices, pool());
-            in_doubt += usize::from(is_moved && stored.len() == KEYS as usize);
-            for (key, operation) in stored {
-                let read =
-                    block_on(handle.get(&key), &mut complete).expect("no fault").expect("it was stored");
-                assert_eq!(operation_of(&key, read.as_bytes()), operation, "{engine}: at {events}");
+            if written.len() == KEYS as usize {
+                let is_moved = |key: &Key| moved[usize::from(RingPosition::of(key, seed).0 as u8)] == 3;
+                of_moved += written.iter().filter(|(key, _)| is_moved(key)).count();
+            }
+            for (key, operation) in written {
+                let read = block_on(handle.get(&key), &mut complete).expect("no fault");
+                let found = read.map(|value| operation_of(&key, value.as_bytes()));
+                assert_eq!(found, operation, "{engine}: at {events}");
             }
         }
-        assert!(in_doubt > 0, "{engine}: no moment at which the new device alone has a map");
+        assert!(of_moved > 0, "{engine}: no key was written that the map of the absent device has there");
     }
+}
+
+/// The devices, of which the last is absent.
+fn without_last(devices: &Devices) -> Devices {
+    let mut without = devices.clone();
+    *without.last_mut().expect("it has some") = Rc::new(UnavailableDevice::new("gone".to_owned()));
+    without
+}
+
+#[test]
+fn a_device_that_missed_a_map_and_is_alone_for_a_time_does_not_undo_it() {
+    for (engine, fixture) in fixtures() {
+        let disks = filled(&fixture, 3);
+        let plan = FaultPlan::default();
+        let stale: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::clone(&disks[1]), plan.clone()));
+        let devices: Devices = vec![Rc::clone(&disks[0]), stale, Rc::clone(&disks[2]), blank(1).remove(0)];
+        let mut growing = grown(&fixture, &devices);
+        // Its superblock is not written at the cutovers, and it serves on.
+        plan.add(FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5)));
+        let mut steps = 0;
+        while growing.moved() == 0 {
+            growing.step();
+            steps += 1;
+            assert!(steps < STEPS_MAX, "{engine}: nothing moves");
+        }
+        for _ in 0..KEYS {
+            // A put to another device than that fails by a note of its superblock on volumes with swap regions.
+            let _ = growing.write();
+        }
+        let model = growing.model.clone();
+        drop(growing);
+        plan.clear();
+        for _ in 0..3 {
+            let alone: Devices = (0..4)
+                .map(|at| match at {
+                    1 => Rc::clone(&devices[1]),
+                    _ => Rc::new(UnavailableDevice::new("gone".to_owned())) as Rc<dyn Device>,
+                })
+                .collect();
+            Opened::new(&fixture, &alone).expect("one is enough");
+        }
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        for (number, &operation) in (0..).zip(&model) {
+            let found = opened.found(number).expect("no fault");
+            assert_eq!(found.unwrap_or(DELETED), operation, "{engine}: key {number}");
+        }
+    }
+}
+
+#[test]
+fn the_device_of_an_addition_that_another_took_over_is_out_of_date() {
+    let fixture = SpannedFixture::new(EngineKind::Hash);
+    let mut devices = filled(&fixture, 3);
+    let plan = FaultPlan::default();
+    devices[1] = Rc::new(FaultDevice::new(Rc::clone(&devices[1]), plan.clone()));
+    let opened = Opened::new(&fixture, &devices).expect("opens");
+    let (configs, new) = ((&fixture.open_config(), &fixture.format), blank(2));
+    let with = |at: usize| -> Devices { devices.iter().chain([&new[at]]).cloned().collect() };
+    let add = |at: usize| run(opened.volume.add(&with(at), &pool(), configs, |_| {}));
+    plan.add(FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5)).once(0));
+    assert_eq!(add(0), Err(OpenError::AdditionUnfinished { index: 1 }));
+    assert_eq!(add(1), Ok(()));
+    let failure = |at: usize| {
+        let opened = Opened::new(&fixture, &with(at)).expect("opens");
+        assert_eq!((0..KEYS).filter(|number| opened.found(*number).is_ok()).count() as u64, KEYS);
+        opened.volume.device_reports()[3].failure
+    };
+    assert_eq!(failure(0), Some(OpenError::DeviceReplaced { at: 3 }));
+    assert_eq!(failure(1), None);
 }

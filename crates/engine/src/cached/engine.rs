@@ -228,6 +228,10 @@ impl<E: Engine + 'static> Engine for CachedEngine<E> {
         self.engine.owner_core(key)
     }
 
+    fn has_abandoned(&self) -> bool {
+        self.abandoned.has_any() || self.engine.has_abandoned()
+    }
+
     fn drive_core(&self, key: &Key, drive_cores: usize) -> usize {
         self.engine.drive_core(key, drive_cores)
     }

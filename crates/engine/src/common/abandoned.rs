@@ -100,6 +100,11 @@ impl AbandonedOperations {
         .await;
     }
 
+    /// Whether the volume has operations, of any core, that have not ended.
+    pub fn has_any(&self) -> bool {
+        !self.count.is_zero()
+    }
+
     /// Drops what nothing has run: as far as the volume can tell, a crash of this core.
     pub fn clear(&self) {
         drop(self.incoming.take());

@@ -250,6 +250,10 @@ impl Engine for HashEngine {
         self.core.volume.owner_core(key)
     }
 
+    fn has_abandoned(&self) -> bool {
+        !self.core.volume.abandoned.is_zero()
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.core.volume.statistics()
     }

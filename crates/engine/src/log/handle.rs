@@ -209,6 +209,10 @@ impl Engine for LogEngine {
         self.core.volume.core_of_store(key, drive_cores)
     }
 
+    fn has_abandoned(&self) -> bool {
+        !self.core.volume.abandoned.is_zero()
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.core.volume.statistics()
     }

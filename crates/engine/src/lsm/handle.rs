@@ -254,6 +254,10 @@ impl Engine for LsmEngine {
         record::LAYOUT
     }
 
+    fn has_abandoned(&self) -> bool {
+        !self.core.volume.abandoned.is_zero()
+    }
+
     fn statistics(&self) -> EngineStatistics {
         self.core.volume.statistics()
     }

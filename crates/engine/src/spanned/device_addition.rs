@@ -4,11 +4,13 @@
 //!   volume formatted on the new device ─▶ superblock on it ─▶ those of the others count it ─▶ member ─▶ handles of the cores ─▶ partitions move to it
 //!            └ crash: as before              └ crash: the new device is one of the volume if it is given with the others
 //! ```
-//! A call that did not record the number on all of the others can be repeated with the same device, which has its superblock meanwhile: the others may need it.
+//! A call that did not record the number of devices on all of the others can be repeated: with the same device, which keeps its superblock meanwhile, since the next opening may need it; or with another
+//! one, which replaces it.
 //! In: a device without data. Out: one more device, at first without partitions; [`rebalancing`](super::rebalancing) begins when all cores have handles on it. Invariant: until a
 //! partition has moved to it nothing depends on the new device.
 //! Tested in `tests/spanned_growth.rs`.
 
+use super::devices::replacements_of;
 use super::engine::SpannedEngine;
 use super::partition_map::SPAN_DEVICES_MAX;
 use super::partition_set::PartitionSet;
@@ -22,14 +24,19 @@ use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
 
-/// Writes the number of devices to the superblock of a device.
+/// Writes the number of devices to the superblock of a device, with the replacements of each.
 ///
 /// # Errors
 /// The device's, or its superblock is damaged.
-async fn record_count(device: &dyn Device, count: u16) -> Result<(), OpenError> {
+async fn record_count(
+    device: &dyn Device,
+    count: u16,
+    replacements: [u8; SPAN_DEVICES_MAX],
+) -> Result<(), OpenError> {
     let (superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
     let (place, generation) = (DeviceOfVolume { count, ..superblock.device }, superblock.generation + 1);
-    Ok(write_superblock(device, &SpanSuperblock { device: place, generation, ..superblock }).await?)
+    let counted = SpanSuperblock { device: place, generation, replacements, ..superblock };
+    Ok(write_superblock(device, &counted).await?)
 }
 
 impl<V: Volume> SpannedVolume<V> {
@@ -66,21 +73,39 @@ impl<V: Volume> SpannedVolume<V> {
         if !self.shared().map.all_cores_have(index) {
             return Err(OpenError::CoreLacksDevice { index: index as u16 - 1 });
         }
+        let mut told = vec![known];
         for (index, other) in others.iter().enumerate() {
             let read = read_superblock::<SpanSuperblock>(&*devices[other.given]).await;
-            read.map_err(|_| OpenError::OtherDeviceAbsent { index: index as u16 })?;
+            told.push(read.map_err(|_| OpenError::OtherDeviceAbsent { index: index as u16 })?.0);
         }
         let device = &devices[index];
         let place = DeviceOfVolume { index: index as u16, count: count as u16 };
         let known = SpanSuperblock { device: place, swaps: SwapNotes::default(), ..known };
-        let format = member_config(format, &known, index, 0);
-        // Its superblock if an earlier call was not finished: the next opening may need it.
-        let unfinished =
-            read_superblock::<SpanSuperblock>(&**device).await.ok().map(|(superblock, _)| superblock);
-        let unfinished = unfinished.filter(|own| own.volume_id == known.volume_id && own.device == place);
-        if unfinished.is_none() {
-            erase_superblocks(&**device).await?;
+        let mut replacements = replacements_of(told.iter());
+        let own = match read_superblock::<SpanSuperblock>(&**device).await {
+            Ok((superblock, _)) => Some(superblock),
+            Err(OpenError::Superblock(_)) => None,
+            Err(error) => return Err(error),
+        };
+        // The superblock of an earlier call that was not finished: the next opening may need it.
+        let unfinished = own.filter(|own| {
+            let is_current = own.replacements[index] >= replacements[index];
+            own.volume_id == known.volume_id && own.device == place && is_current
+        });
+        match unfinished {
+            Some(own) => replacements[index] = own.replacements[index],
+            None => {
+                if told.iter().any(|other| usize::from(other.device.count) == count) {
+                    // That call was with another device, whose place this one takes.
+                    let replaced = replacements[index].checked_add(1);
+                    replacements[index] =
+                        replaced.ok_or(OpenError::ReplacementsMax { index: index as u16 })?;
+                }
+                erase_superblocks(&**device).await?;
+            }
         }
+        let known = SpanSuperblock { replacements, ..known };
+        let format = member_config(format, &known, index, replacements[index]);
         format_member::<V>(device, &format).await?;
         let config = member_open_config(config, count, known.swap_bytes);
         let (volume, region) = self.open_member(device, pool, (&config, &format)).await?;
@@ -88,10 +113,11 @@ impl<V: Volume> SpannedVolume<V> {
         let generation = unfinished.map_or(0, |own| own.generation + 1);
         write_superblock(&**device, &SpanSuperblock { generation, ..known }).await?;
         for (index, other) in others.iter().enumerate() {
-            let recorded = record_count(&*devices[other.given], count as u16).await;
+            let recorded = record_count(&*devices[other.given], count as u16, replacements).await;
             recorded.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;
         }
-        self.push_member(Member::new(index, 0, &config, (Ok(volume), region.map(|opened| opened.volume))));
+        let serving = (Ok(volume), region.map(|opened| opened.volume));
+        self.push_member(Member::new(index, replacements[index], &config, serving));
         self.shared().map.publish(|state| state.left_over.push(PartitionSet::default()));
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::common::superblock_io::{read_superblock, write_superblock};
 use octokv_device::Device;
 use std::rc::Rc;
 
-/// Added to the number of the latest map that is known when a device is absent: the result exceeds that of a map which it alone knows.
+/// Added to the number of the latest map, the result exceeds that of a map which an absent device alone may have.
 const MAPS_OVERRULED: u32 = 2;
 
 /// The replacements of each device, as far as any of these was told.
@@ -75,8 +75,19 @@ pub(super) async fn read_superblocks(
     Ok(read)
 }
 
-/// What the devices of a volume say together: the superblock with the latest map, with all devices and all replacements. A device that is absent may have one map more than
-/// the others, if the power was lost within a cutover; no write was acknowledged by that map, and the others serve without it: theirs counts from then on.
+/// Whether a map that no write was acknowledged by may be on an absent device: the power was lost within the cutover of a partition whose source, by the latest map of the others,
+/// has noted that.
+fn is_in_doubt(read: &[Result<SpanSuperblock, OpenError>], latest: &SpanSuperblock) -> bool {
+    read.iter().any(Result::is_err) && read.iter().flatten().any(|of| has_noted_cutover(of, latest))
+}
+
+/// Whether the device of a superblock is by this map the source of partitions whose destination may have a later one.
+fn has_noted_cutover(of: &SpanSuperblock, latest: &SpanSuperblock) -> bool {
+    let own = latest.map.partitions_of(of.device.index.into());
+    of.left_over.without(&own) != of.left_over
+}
+
+/// What the devices of a volume say together: the superblock with the latest map, with all devices and all replacements. A map that may be on an absent device alone is overruled.
 ///
 /// # Panics
 /// Without an intact superblock.
@@ -85,18 +96,22 @@ pub(super) fn newest_of(read: &[Result<SpanSuperblock, OpenError>]) -> SpanSuper
     let latest = *read.iter().flatten().max_by_key(by_map).expect("one is intact");
     // As many as were given: `read_superblocks` has compared them.
     let device = DeviceOfVolume { count: read.len() as u16, ..latest.device };
-    let overruled = if read.iter().any(Result::is_err) { MAPS_OVERRULED } else { 0 };
+    let overruled = if is_in_doubt(read, &latest) { MAPS_OVERRULED } else { 0 };
     let map_number = latest.map_number.saturating_add(overruled);
     SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), map_number, ..latest }
 }
 
 /// Tells the devices that missed something of all that any other knows: one that is lost may be the only one that knew. Returns for each index of the volume
 /// the partitions of other devices of which the device may have keys.
+///
+/// # Errors
+/// Of a device that has to overrule the map of an absent one.
 pub(super) async fn tell_all(
     devices: &[Rc<dyn Device>],
     read: &[Result<SpanSuperblock, OpenError>],
-) -> Vec<PartitionSet> {
+) -> Result<Vec<PartitionSet>, OpenError> {
     let newest = newest_of(read);
+    let is_in_doubt = is_in_doubt(read, &newest);
     let mut left_over = vec![PartitionSet::default(); newest.device.count.into()];
     for (device, superblock) in devices.iter().zip(read) {
         let Ok(superblock) = superblock else { continue };
@@ -115,10 +130,13 @@ pub(super) async fn tell_all(
         if told != *superblock {
             let told = SpanSuperblock { generation: superblock.generation + 1, ..told };
             // What fails here gets it at the next opening.
-            let _ = write_superblock(&**device, &told).await;
+            let written = write_superblock(&**device, &told).await;
+            if is_in_doubt && has_noted_cutover(superblock, &newest) {
+                written?;
+            }
         }
     }
-    left_over
+    Ok(left_over)
 }
 
 /// For each index of the volume the place of its device in the list. Those without a superblock have the indices that are left.

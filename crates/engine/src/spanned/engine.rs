@@ -306,6 +306,10 @@ impl<E: Engine + 'static> Engine for SpannedEngine<E> {
         core_of_drive((device, self.core.devices()), position, drive_cores)
     }
 
+    fn has_abandoned(&self) -> bool {
+        self.abandoned.has_any() || self.core.opened_members().any(|placed| placed.engine().has_abandoned())
+    }
+
     fn prefetch(&self, key: &Key, stage: PrefetchStage) {
         if let Ok(placed) = self.core.member(self.core.device_of(key.as_bytes())) {
             placed.engine().prefetch(key, stage);

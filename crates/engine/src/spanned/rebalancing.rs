@@ -3,8 +3,9 @@
 //! ```text
 //!   destination notes that it may have keys of the partitions ─▶ map with the move: writes go to both ─▶ keys copied, paced
 //!     ─▶ map that freezes their writes, until those that run have ended ─▶ destination flushed
+//!     ─▶ source notes that the destination may have the new map
 //!     ─▶ superblocks with the new map: destination, source, others ─▶ new map ─▶ source deletes its keys of the partitions
-//!       └ crash: the source has them                      └ crash: the destination has them
+//!       └ crash: the source has them       └ crash: the destination has them; if it is absent, the source
 //! ```
 //! In: the devices of a volume and their sizes. Out: partitions by [`PartitionMap::next_move`](super::partition_map::PartitionMap::next_move), one move after the other, by the handle of core 0.
 //! Invariants:
@@ -196,12 +197,17 @@ impl<E: Engine> SpannedCore<E> {
         self.wait_for_former(handle).await;
     }
 
-    /// Waits until no operation has an earlier map than the current one.
+    /// Waits until no operation has an earlier map than the current one, and no device executes one whose future was dropped, which has no map.
     async fn wait_for_former(&self, handle: &ReactorHandle) {
         // This core's own reference.
         self.map();
         while !self.shared.map.have_former_ended() {
             handle.sleep(OPERATIONS_PERIOD).await;
+        }
+        for placed in self.open_members() {
+            while placed.engine().has_abandoned() && !placed.is_lost() {
+                handle.sleep(OPERATIONS_PERIOD).await;
+            }
         }
     }
 
@@ -335,17 +341,26 @@ impl<E: Engine> SpannedCore<E> {
         let (map, number) = (state.map.moved(planned), state.number + 1);
         let old_map = state.map;
         drop(state);
+        let undecided = |failure| NotMoved { failure, numbers: None };
+        // From here on an opening without the destination overrules the map that this may have.
+        let of_source = |superblock: &mut SpanSuperblock| {
+            superblock.left_over = superblock.left_over.with(&planned.partitions);
+        };
+        self.change_superblock(from, of_source).await.map_err(|failure| match failure {
+            MoveFailure::Broken => before(failure),
+            _ => undecided(failure),
+        })?;
         let of_destination = |superblock: &mut SpanSuperblock| {
             (superblock.map, superblock.map_number) = (map, number);
             superblock.left_over = superblock.left_over.without(&planned.partitions);
         };
         if let Err(failure) = self.change_superblock(to, of_destination).await {
-            if matches!(failure, MoveFailure::Broken) {
-                return Err(before(failure));
-            }
             // It may have the map nevertheless: a later one overrules it.
             let overrule = |superblock: &mut SpanSuperblock| {
                 (superblock.map, superblock.map_number) = (old_map, number + 1);
+                if usize::from(superblock.device.index) == planned.from {
+                    superblock.left_over = superblock.left_over.without(&planned.partitions);
+                }
             };
             let mut is_overruled = true;
             for device in (0..self.devices()).filter(|&device| device != planned.to) {
@@ -355,16 +370,14 @@ impl<E: Engine> SpannedCore<E> {
             }
             return Err(NotMoved { failure, numbers: is_overruled.then_some(2) });
         }
-        for device in 0..self.devices() {
-            let Ok(placed) = self.member(device) else { continue };
-            let of_other = |superblock: &mut SpanSuperblock| {
-                (superblock.map, superblock.map_number) = (map, number);
-                if device == planned.from {
-                    superblock.left_over = superblock.left_over.with(&planned.partitions);
-                }
-            };
-            if device != planned.to {
-                // One that fails gets it at the next opening: the destination has it.
+        let of_other = |superblock: &mut SpanSuperblock| {
+            (superblock.map, superblock.map_number) = (map, number);
+        };
+        // Before a write is acknowledged by the map the source has it, which would otherwise overrule it.
+        self.change_superblock(from, of_other).await.map_err(undecided)?;
+        for device in (0..self.devices()).filter(|device| ![planned.from, planned.to].contains(device)) {
+            if let Ok(placed) = self.member(device) {
+                // One that fails gets it at the next opening: the others have it.
                 let _ = self.change_superblock(&placed, of_other).await;
             }
         }

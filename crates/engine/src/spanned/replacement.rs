@@ -57,8 +57,7 @@ impl<V: Volume> SpannedVolume<V> {
             let device = &devices[other.given];
             // One that is lost itself is replaced later, or gets the counts when it is opened again.
             if other.given != given
-                && other.volume.is_ok()
-                && device.is_available()
+                && other.serves(device)
                 && let Ok((superblock, _)) = read_superblock::<SpanSuperblock>(&**device).await
             {
                 told.push((other.given, superblock));
@@ -115,7 +114,7 @@ impl<V: Volume> SpannedVolume<V> {
         if !is_there && told.is_empty() {
             return Err(OpenError::NotCounted);
         }
-        // Once one has counted it the next opening leaves the lost device out: a put that its region took, also after an error here, would be gone.
+        // From the first count on the next opening leaves the lost device out: a put that its region took after an error here would be gone.
         retired.keep();
         if !is_there {
             for (other, superblock) in &told {

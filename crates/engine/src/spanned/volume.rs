@@ -96,16 +96,16 @@ impl<V> Member<V> {
         }
     }
 
-    /// Whether it was opened, its device works, and no device has taken its place, also in a replacement that failed.
+    /// Whether it was opened, its device works, and no other device may have counted that it was given up.
     pub fn serves(&self, device: &Rc<dyn Device>) -> bool {
         self.volume.is_ok() && device.is_available() && !self.is_retired.load(Ordering::Acquire)
     }
 
-    /// Why it is absent, or serves no more because another device takes its place.
+    /// Why it is absent, or serves no more.
     pub fn absence(&self) -> Option<OpenError> {
-        let replaced = || OpenError::DeviceReplaced { at: self.given as u16 };
+        let given_up = || OpenError::DeviceGivenUp { at: self.given as u16 };
         let is_retired = self.is_retired.load(Ordering::Acquire);
-        self.volume.as_ref().err().copied().or_else(|| is_retired.then(replaced))
+        self.volume.as_ref().err().copied().or_else(|| is_retired.then(given_up))
     }
 }
 
@@ -426,7 +426,7 @@ impl<V: Volume> Volume for SpannedVolume<V> {
             let (found, wanted) = (superblock.engine.number(), format.engine.number());
             return Err(SuperblockError::Engine { found, wanted }.into());
         }
-        let left_over = tell_all(devices, &read).await;
+        let left_over = tell_all(devices, &read).await?;
         let of_member = member_open_config(&config, devices.len(), superblock.swap_bytes);
         let swap_bytes = superblock.swap_bytes;
         let swaps = (swap_bytes > 0).then(|| SwappedKeys::new(config.swap_gap, config.durability));
