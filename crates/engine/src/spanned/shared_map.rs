@@ -27,7 +27,7 @@ const LOCKS: usize = 256;
 pub(super) struct MapState {
     /// The device of each partition.
     pub map: PartitionMap,
-    /// How many maps were before.
+    /// Its number: the map with the highest number counts.
     pub number: u32,
     /// For each device the partitions of others of which it may have keys.
     pub left_over: Vec<PartitionSet>,

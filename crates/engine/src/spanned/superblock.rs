@@ -6,7 +6,7 @@
 //!    72 partitions of which keys may be left, a bit each [u8; 32]
 //!   400 replacements of each device [u8; 64]
 //!   464 partitions with swapped keys, a bit each [u8; 32]    496 devices with them, a bit each u64    504 swap region, units of 64 KiB u32
-//!   508 number of maps before this one u32
+//!   508 number of the map u32
 //! ```
 //! Version 2 has replacements: what does not know them would serve a device that was replaced. Version 3 has a swap region: what does not know it
 //! would serve older values of swapped keys. Version 4 has several maps, of which the latest counts: what does not know it would serve keys from where
@@ -47,9 +47,10 @@ pub struct SpanSuperblock {
     pub swap_bytes: u64,
     /// Where keys of this device may have newer values.
     pub swaps: SwapNotes,
-    /// How many maps the volume had before this one, as far as this device was told: the map with the highest number counts.
+    /// The number of the map, as far as this device was told: the map with the highest number counts.
     pub map_number: u32,
-    /// Partitions of other devices of which this one may have keys, which count for nothing: a move of them has begun, or they were moved.
+    /// Partitions of other devices of which this one may have keys, which count for nothing: a move of them has begun, or they were moved. Those of its own are at a cutover:
+    /// their destination may have a later map.
     pub left_over: PartitionSet,
 }
 
