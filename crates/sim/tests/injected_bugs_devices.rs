@@ -91,8 +91,8 @@ fn keys_that_are_deleted_before_their_new_place_is_durable_are_found() {
 
 #[test]
 fn copied_keys_of_which_no_superblock_knows_are_found() {
-    // The first of all seeds is the 114th.
-    assert_found_among(InjectedBug::MoveForgetNote, Scenario::Devices, 100..120);
+    // Of the first 500 seeds three find it: 13, 230 and 235.
+    assert_found_among(InjectedBug::MoveForgetNote, Scenario::Devices, 225..240);
 }
 
 #[test]
@@ -103,13 +103,14 @@ fn a_copy_that_replaces_what_was_written_meanwhile_is_found() {
 
 #[test]
 fn partitions_that_move_while_their_keys_are_swapped_are_found() {
-    assert_found(InjectedBug::MoveWhileSwapping, Scenario::Devices, 60);
+    // The first of all seeds is the 165th; the next ones are the 538th and the 545th.
+    assert_found_among(InjectedBug::MoveWhileSwapping, Scenario::Devices, 535..550);
 }
 
 #[test]
 fn a_write_with_a_map_of_two_changes_ago_is_found() {
-    // The first of all seeds is the 383rd: a change of the map has to be cut twice, and a put to lie between both.
-    assert_found_among(InjectedBug::MoveForgetFormer, Scenario::Devices, 375..390);
+    // The first of all seeds is the 747th: a change of the map has to be cut twice, and a put to lie between both.
+    assert_found_among(InjectedBug::MoveForgetFormer, Scenario::Devices, 740..755);
 }
 
 #[test]
