@@ -96,6 +96,12 @@ fn copied_keys_of_which_no_superblock_knows_are_found() {
 }
 
 #[test]
+fn a_copy_that_replaces_what_was_written_meanwhile_is_found() {
+    // Seeds 720, 1705 and 1786 find it: the read of a copy has to be late while its key is written, and the copy has to be one of the last.
+    assert_found_among(InjectedBug::MoveCopyUnlocked, Scenario::Devices, 715..725);
+}
+
+#[test]
 fn partitions_that_move_while_their_keys_are_swapped_are_found() {
     // The first of all seeds is the 165th; the next ones are the 538th and the 545th.
     assert_found_among(InjectedBug::MoveWhileSwapping, Scenario::Devices, 535..550);
