@@ -118,6 +118,25 @@ pub struct NamespaceConfig {
     pub nguid_suffix: u64,
 }
 
+#[cfg(test)]
+impl NamespaceConfig {
+    /// A namespace of blocks of 4 KiB on a device of 1 MiB in memory.
+    pub(crate) fn blocks_in_memory(id: NamespaceId) -> NamespaceConfig {
+        NamespaceConfig {
+            id,
+            devices: vec![DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 }],
+            drive_profile: None,
+            cache_bytes: 0,
+            prepare_bytes: 0,
+            command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
+            existing_data: ExistingDataPolicy::Keep,
+            ana_group: 1,
+            required: false,
+            nguid_suffix: 7,
+        }
+    }
+}
+
 /// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {

@@ -413,18 +413,7 @@ mod tests {
 
     #[test]
     fn a_close_without_a_device_queue_names_the_device_and_the_cause() {
-        let config = NamespaceConfig {
-            id: NamespaceId(2),
-            devices: vec![DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 }],
-            drive_profile: None,
-            cache_bytes: 0,
-            prepare_bytes: 0,
-            command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
-            existing_data: ExistingDataPolicy::Keep,
-            ana_group: 1,
-            required: true,
-            nguid_suffix: 7,
-        };
+        let config = NamespaceConfig::blocks_in_memory(NamespaceId(2));
         let options = NamespaceOpenOptions {
             driver: DeviceDriver::Threads,
             device_depth: 1,

@@ -304,6 +304,7 @@ mod tests {
     use futures_util::future::LocalBoxFuture;
     use octokv_sched::command_costs::GET_TOKENS;
     use octokv_sched::device_tokens::COMMANDS_MIN;
+    use std::collections::VecDeque;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
@@ -417,38 +418,34 @@ mod tests {
         assert_eq!(count.0.load(Ordering::SeqCst), 8);
     }
 
-    #[test]
-    fn a_trial_of_half_of_the_capacity_halves_the_windows_of_hosts() {
-        let queue = queue();
-        let (mut now, mut halved) = (Nanos::from_secs(1), 0);
-        let mut active = std::collections::VecDeque::new();
-        for _ in 0..2_000 {
+    /// Keeps as many gets active as are admitted, while one after another ends, each so long after the one before. `between` runs after each.
+    fn serve_gets(queue: &DeviceQueue, commands: usize, period: Nanos, mut between: impl FnMut()) {
+        let (mut now, mut active) = (Nanos::from_secs(1), VecDeque::new());
+        for _ in 0..commands {
             while let Some(Ok(admission)) = queue.admit(CostKind::Get, 0).now_or_never() {
                 active.push_back((admission, now));
             }
             let (admission, began_at): (QueueAdmission<'_>, Nanos) = active.pop_front().expect("one runs");
-            now = now + Nanos::from_micros(5);
+            now = now + period;
             admission.end(EndedCommand { kind: CostKind::Get, bytes: 0, began_at, ended_at: now });
+            between();
+        }
+    }
+
+    #[test]
+    fn a_trial_of_half_of_the_capacity_halves_the_windows_of_hosts() {
+        let (queue, mut halved) = (queue(), 0);
+        serve_gets(&queue, 2_000, Nanos::from_micros(5), || {
             assert!([queue.capacity(), queue.capacity() / 2].contains(&queue.host_capacity()));
             halved += u32::from(queue.host_capacity() < queue.capacity());
-        }
+        });
         assert!((1..2_000).contains(&halved), "{halved}");
     }
 
     #[test]
     fn commands_that_end_no_sooner_side_by_side_lower_the_capacity() {
         let queue = queue();
-        let mut now = Nanos::from_secs(1);
-        let mut active = std::collections::VecDeque::new();
-        for _ in 0..20_000 {
-            while let Some(Ok(admission)) = queue.admit(CostKind::Get, 0).now_or_never() {
-                active.push_back((admission, now));
-            }
-            let (admission, began_at): (QueueAdmission<'_>, Nanos) = active.pop_front().expect("one runs");
-            now = now + Nanos::from_micros(100);
-            admission.end(EndedCommand { kind: CostKind::Get, bytes: 0, began_at, ended_at: now });
-        }
-        drop(active);
+        serve_gets(&queue, 20_000, Nanos::from_micros(100), || ());
         assert_eq!(queue.capacity(), COMMANDS_MIN * GET_TOKENS);
         assert_eq!(queue.free_tokens(), queue.capacity());
     }

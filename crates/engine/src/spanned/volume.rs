@@ -294,7 +294,7 @@ impl<V: Volume> SpannedVolume<V> {
         self.0.members.lock().clone()
     }
 
-    /// Opens what was formatted on a device that is about to be one of the volume: its part for keys, and its swap region.
+    /// Opens a device that was formatted to replace one of the volume, or to be added: the volume with its keys, and its swap region.
     ///
     /// # Errors
     /// Either cannot be opened; [`OpenError::OtherFormat`].

@@ -1,7 +1,7 @@
 //! Starts, stops and control of a node whose threads a test spawns.
 
 use super::*;
-use crate::config::{CommandSetConfig, DeviceConfig, ExistingDataPolicy};
+use crate::config::DeviceConfig;
 use crate::core_roles::CoreRole;
 use octokv_runtime::kernel::spawn_thread;
 use std::sync::atomic::AtomicUsize;
@@ -115,18 +115,7 @@ fn concurrent_status_requests_and_changes_stay_within_the_control_queues() {
             })
         })
         .collect();
-    let added = NamespaceConfig {
-        id: NamespaceId(2),
-        devices: vec![DeviceConfig::Memory { bytes: 1 << 20, block_bytes: 4096 }],
-        drive_profile: None,
-        cache_bytes: 0,
-        prepare_bytes: 0,
-        command_set: CommandSetConfig::Blocks { block_bytes: 4096 },
-        existing_data: ExistingDataPolicy::Keep,
-        ana_group: 1,
-        required: false,
-        nguid_suffix: 7,
-    };
+    let added = NamespaceConfig::blocks_in_memory(NamespaceId(2));
     for _ in 0..20 {
         node.add_namespace(&added).expect("added");
         node.remove_namespace(added.id).expect("removed");
