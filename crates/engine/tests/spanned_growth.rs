@@ -6,6 +6,7 @@ use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, 
 use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::swapped_volume::{ENGINES, swaps};
+use futures_util::FutureExt;
 use octokv_base::{Key, Lba, Nanos, Prng, RingPosition};
 use octokv_device::Device;
 use octokv_device::disk_image::DiskImage;
@@ -535,4 +536,28 @@ fn the_device_of_an_addition_that_another_took_over_is_out_of_date() {
     };
     assert_eq!(failure(0), Some(OpenError::DeviceReplaced { at: 3 }));
     assert_eq!(failure(1), None);
+}
+
+#[test]
+fn partitions_do_not_move_before_a_put_has_ended_whose_caller_is_gone() {
+    for engine in EngineKind::ALL {
+        let fixture = SpannedFixture::new(engine);
+        let plan = FaultPlan::default();
+        let with_faults =
+            |device: Rc<dyn Device>| -> Rc<dyn Device> { Rc::new(FaultDevice::new(device, plan.clone())) };
+        let mut devices: Devices = filled(&fixture, 3).into_iter().map(with_faults).collect();
+        devices.extend(blank(1));
+        let mut growing = Growing::begin(&fixture, &devices, Box::new(|| {}));
+        let (key, engine_of_put) = (key_of(0), Rc::clone(&growing.engines[0]));
+        plan.add(FaultRule::always(OpFilter::Write, InjectedFault::Hang).once(0));
+        let record = record_of(engine_of_put.record_layout(), &key, &value_of(&key, KEYS, 100));
+        let put = engine_of_put.put(&key, PutMode::Upsert, record, 100).now_or_never();
+        assert!(put.is_none(), "{engine}: it has ended");
+        drop(engine_of_put);
+        growing.extend(&devices);
+        for _ in 0..2_000 {
+            growing.step();
+        }
+        assert_eq!(growing.moved(), 0, "{engine}");
+    }
 }
