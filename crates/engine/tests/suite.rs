@@ -62,6 +62,7 @@ mod spanned_growth;
 mod spanned_iterators;
 mod spanned_power_loss;
 mod spanned_queue;
+mod spanned_read_only;
 mod spanned_replacement;
 mod spanned_swap;
 mod spanned_swap_growth;

@@ -119,13 +119,18 @@ pub async fn checkpoint_if<E: GroupCommit>(engine: &E, needed: impl Fn() -> bool
 /// writes they were.
 ///
 /// # Errors
-/// The device's.
+/// The device's. [`EngineError::ReadOnly`] if the volume is read-only, also when this flush succeeds: an earlier one may have lost acknowledged
+/// writes, and a batch that failed may be on the device.
 pub async fn flush_device<E: GroupCommit>(engine: &E) -> Result<(), EngineError> {
     let flushed = engine.device().flush().await.result;
     if flushed.is_err() {
         engine.commits().fail();
     }
-    Ok(flushed?)
+    flushed?;
+    match engine.commits().has_failed() {
+        true => Err(EngineError::ReadOnly),
+        false => Ok(()),
+    }
 }
 
 /// Makes one change durable and applies it, with its record if it has one. Meanwhile `decision` finds out what the change

@@ -495,6 +495,7 @@ impl<E: Engine> SpannedCore<E> {
                 _ => break,
             }
         }
+        // It fails if the device has become read-only: a put that failed may be on it, and then the next opening lists its key.
         let flushed = placed.engine().flush().await;
         flushed.map_err(|error| placed.engine_error(error))?;
         let _turn = self.shared.structure.exclude().await;

@@ -6,6 +6,7 @@ use super::opened_span::{Devices, KEYS};
 use super::pool;
 use super::spanned_fixture::SpannedFixture;
 use octokv_base::{Key, Nanos, Prng};
+use octokv_device::Device;
 use octokv_engine::conformance::{TaskSet, key_of, operation_of, record_of, value_of};
 use octokv_engine::{
     AnyEngine, AnyVolume, DeleteOutcome, Engine, EngineError, PutMode, PutOutcome, SpannedVolume, Volume,
@@ -15,7 +16,7 @@ use octokv_runtime::{CoreWaker, CpuTime, DeviceHandle, ReactorHandle, block_on};
 use std::rc::Rc;
 
 /// Partitions on the last of four equal devices.
-const BALANCED: usize = 64;
+pub const BALANCED: usize = 64;
 /// Steps of a millisecond after which a volume is balanced and has no key left over.
 pub const STEPS_MAX: u64 = 60_000;
 
@@ -43,10 +44,18 @@ impl Growing {
     }
 
     /// A volume that is opened with a device less than these.
-    pub fn open(fixture: &SpannedFixture, devices: &Devices, mut complete: Box<dyn FnMut()>) -> Growing {
-        let old = &devices[..devices.len() - 1];
-        let volume = block_on(fixture.open_volume(old), &mut complete).expect("opens");
-        let engines: Vec<_> = (0..2).map(|core| Rc::new(volume.engine(core, old, pool()))).collect();
+    pub fn open(fixture: &SpannedFixture, devices: &Devices, complete: Box<dyn FnMut()>) -> Growing {
+        Growing::open_all(fixture, &devices[..devices.len() - 1], complete)
+    }
+
+    /// A volume that is opened with these devices.
+    pub fn open_all(
+        fixture: &SpannedFixture,
+        devices: &[Rc<dyn Device>],
+        mut complete: Box<dyn FnMut()>,
+    ) -> Growing {
+        let volume = block_on(fixture.open_volume(devices), &mut complete).expect("opens");
+        let engines: Vec<_> = (0..2).map(|core| Rc::new(volume.engine(core, devices, pool()))).collect();
         let sim = SimEnv::new(SimEnvConfig::new(1));
         let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
         let handle = ReactorHandle::new(CoreWaker::without_eventfd(), queue, CpuTime::simulated());
