@@ -323,3 +323,25 @@ fn no_power_loss_while_chunks_are_pinned_and_emptied_loses_anything() {
     }
     assert!(with_pinned > 100, "{with_pinned} openings found pinned chunks");
 }
+
+#[test]
+fn a_put_whose_value_is_found_has_succeeded_though_the_split_behind_it_failed() {
+    let (fixture, plan) = (fixture(), FaultPlan::default());
+    let memory: Rc<dyn Device> = StableMemory::new(DISK_BYTES, 512);
+    block_on(fixture.format(Rc::clone(&memory)), || ());
+    let device: Rc<dyn Device> = Rc::new(FaultDevice::new(memory, plan.clone()));
+    let engine = open(&fixture, &device);
+    let mut stored = 0;
+    for number in 0..KEYS {
+        let key = key_of(number);
+        // The first read is that of the key's own segment, if it has one.
+        plan.add(FaultRule::always(OpFilter::Read, EIO).once(1));
+        let record = record_of(engine.record_layout(), &key, &value_of(&key, number, 100));
+        let put = block_on(engine.put(&key, PutMode::Upsert, record, 100), || ());
+        plan.clear();
+        let found = block_on(engine.get(&key), || ()).expect("no fault").is_some();
+        assert_eq!(found, put == Ok(PutOutcome::Stored), "key {number}: {put:?}");
+        stored += usize::from(found);
+    }
+    assert!(stored > 300, "{stored} keys are stored");
+}

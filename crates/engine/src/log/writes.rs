@@ -125,22 +125,31 @@ impl LogCore {
         let need = self.put_need(&put);
         let Ok(pass) = self.take_pass(need).await? else { return Ok(PutOutcome::Full) };
         let turn = store.queue_turn(prefix);
-        let stored = self.put_with_pass(store, prefix, &put, (turn, lock)).await;
-        drop(pass);
-        match stored {
+        let (outcome, wait) = match self.change_by_put(store, prefix, &put, (turn, lock)).await {
             // A value that the device has no space for.
-            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => Ok(PutOutcome::Full),
-            stored => stored,
+            Err(EngineError::Device { error: DeviceError::NoSpace, .. }) => return Ok(PutOutcome::Full),
+            changed => changed?,
+        };
+        if let Some(wait) = wait {
+            // With an error the change may be committed later.
+            self.commit(store, wait).await?;
         }
+        if outcome == PutOutcome::Stored {
+            // It is, whatever becomes of the split that the store may need: the next put tries it again.
+            let _ = self.note_growth(store).await;
+        }
+        drop(pass);
+        Ok(outcome)
     }
 
-    async fn put_with_pass(
+    /// Writes the record of a put, and changes the entry of its key. Returns the outcome of the put behind a commit.
+    async fn change_by_put(
         &self,
         store: &Store,
         prefix: HashPrefix,
         put: &Put<'_>,
         (turn, lock): (KeyTurn<'_>, KeyGuard<'_>),
-    ) -> Result<PutOutcome, EngineError> {
+    ) -> Result<(PutOutcome, Option<BatchWait>), EngineError> {
         let mut record = None;
         if put.options.mode == PutMode::Upsert && put.value.bytes > 0 {
             record = Some(self.append_put(store, prefix, put, put.plain_meta())?);
@@ -161,16 +170,11 @@ impl LogCore {
             match step {
                 PutStep::Changed(wait) => {
                     drop((held, record, turn));
-                    self.commit(store, wait).await?;
-                    self.note_growth(store).await?;
-                    return Ok(PutOutcome::Stored);
+                    return Ok((PutOutcome::Stored, Some(wait)));
                 }
                 PutStep::Refused(outcome, wait) => {
                     drop((held, record, turn));
-                    if let Some(wait) = wait {
-                        self.commit(store, wait).await?;
-                    }
-                    return Ok(outcome);
+                    return Ok((outcome, wait));
                 }
                 PutStep::Encode(meta) => {
                     let mut appended = self.append_put(store, prefix, put, meta)?;
