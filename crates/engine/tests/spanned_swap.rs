@@ -1,16 +1,19 @@
 //! Swap regions: the contract with every put swapped that can be, power loss, and the loss of a region's device.
 
 use crate::common::faulty_volume::run;
-use crate::common::opened_span::{Devices, KEYS, Opened, blank};
+use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, filled};
 use crate::common::pool;
 use crate::common::spanned_contract::{
     agrees_with_the_model, clauses_hold, futures_may_be_dropped, is_linearizable,
 };
 use crate::common::spanned_fixture::{SpannedFixture, spanned_volume};
 use crate::common::stable_memory::StableMemory;
-use crate::common::swapped_volume::{ENGINES, damage, is_unavailable, swapped, swaps, used_region_blocks};
+use crate::common::swapped_volume::{
+    ENGINES, damage, is_unavailable, keys_at, swapped, swaps, used_region_blocks,
+};
 use octokv_base::{Key, Lba, Nanos, Prng, RingRange, Version};
 use octokv_device::Device;
+use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_engine::conformance::{TaskSet, key_of, record_of};
 use octokv_engine::volume_suite::VolumeSuite;
@@ -264,6 +267,55 @@ fn a_full_region_leaves_puts_at_home() {
             let value = run(opened.engine.get(&key_of(number))).expect("no fault").expect("exists");
             assert!(value.as_bytes().len() == 40_000 && value.as_bytes().iter().all(|&byte| byte == 3));
         }
+    }
+}
+
+/// Puts a key, which is not swapped while no superblock of its home can be written: that has to note where it will be.
+fn assert_noted_again(opened: &Opened, number: u64, plan: &FaultPlan) {
+    let before = swaps(&opened.volume).swapped;
+    let put = || {
+        assert_eq!(opened.put(number, KEYS + number), Ok(PutOutcome::Stored));
+        swaps(&opened.volume).swapped - before
+    };
+    plan.add(FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5)));
+    assert_eq!(put(), 0, "it is not noted");
+    plan.clear();
+    assert_eq!(put(), 1, "it can be noted");
+}
+
+#[test]
+fn a_note_that_may_not_be_durable_is_written_again() {
+    for engine in ENGINES {
+        let (fixture, plan) = (SpannedFixture::swapping(engine), FaultPlan::default());
+        let mut devices = filled(&fixture, 3);
+        devices[1] = Rc::new(FaultDevice::new(Rc::clone(&devices[1]), plan.clone()));
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        let number = keys_at(engine, 1)[0];
+        // The superblock is written, and not flushed.
+        plan.add(FaultRule::always(OpFilter::Flush, InjectedFault::Error(5)).once(0));
+        assert_eq!(opened.put(number, KEYS + number), Ok(PutOutcome::Stored));
+        assert_noted_again(&opened, number, &plan);
+    }
+}
+
+#[test]
+fn notes_that_may_be_cleared_are_written_again() {
+    for engine in ENGINES {
+        let (fixture, plan) = (SpannedFixture::swapping(engine), FaultPlan::default());
+        let (mut devices, opened) = swapped(&fixture);
+        for number in 0..KEYS {
+            assert_eq!(run(opened.engine.delete(&key_of(number))), Ok(DeleteOutcome::Deleted));
+            assert_eq!(opened.put(number, number), Ok(PutOutcome::Stored));
+        }
+        assert_eq!(swaps(&opened.volume).keys, 0, "{engine}");
+        run(opened.engine.close()).expect("closes");
+        devices[1] = Rc::new(FaultDevice::new(Rc::clone(&devices[1]), plan.clone()));
+        // The first copy of the superblock is written, the second is not.
+        let write = FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5));
+        plan.add(write.once(1));
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        plan.clear();
+        assert_noted_again(&opened, keys_at(engine, 1)[0], &plan);
     }
 }
 

@@ -60,11 +60,13 @@ mod spanned_conformance;
 mod spanned_devices;
 mod spanned_growth;
 mod spanned_iterators;
+mod spanned_map_faults;
 mod spanned_power_loss;
 mod spanned_queue;
 mod spanned_read_only;
 mod spanned_replacement;
 mod spanned_swap;
+mod spanned_swap_failures;
 mod spanned_swap_growth;
 mod spanned_swap_replacement;
 #[path = "common/version_memory.rs"]

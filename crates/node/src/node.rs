@@ -310,7 +310,7 @@ impl RunningNode {
     /// Adds a device to a namespace on several, while it is served. Partitions then move to it from the others, paced.
     ///
     /// # Errors
-    /// - No such namespace; one on a single device, or with swap regions.
+    /// - No such namespace; one on a single device.
     /// - Those of [`RunningNode::add_namespace`] for the new device, which has to be new unless `existing` discards its data.
     /// - [`StartError::Core`]: a core could not open the device. No partition moves to it until the namespace is opened again.
     ///

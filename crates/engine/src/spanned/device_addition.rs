@@ -10,7 +10,7 @@
 //! partition has moved to it nothing depends on the new device.
 //! Tested in `tests/spanned_growth.rs`.
 
-use super::devices::replacements_of;
+use super::devices::{replacements_of, rewrite_superblock};
 use super::engine::SpannedEngine;
 use super::partition_map::SPAN_DEVICES_MAX;
 use super::partition_set::PartitionSet;
@@ -23,21 +23,6 @@ use crate::{FormatConfig, HashKind, OpenConfig, OpenError, Volume};
 use octokv_base::BufferPool;
 use octokv_device::Device;
 use std::rc::Rc;
-
-/// Writes the number of devices to the superblock of a device, with the replacements of each.
-///
-/// # Errors
-/// The device's, or its superblock is damaged.
-async fn record_count(
-    device: &dyn Device,
-    count: u16,
-    replacements: [u8; SPAN_DEVICES_MAX],
-) -> Result<(), OpenError> {
-    let (superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
-    let (place, generation) = (DeviceOfVolume { count, ..superblock.device }, superblock.generation + 1);
-    let counted = SpanSuperblock { device: place, generation, replacements, ..superblock };
-    Ok(write_superblock(device, &counted).await?)
-}
 
 impl<V: Volume> SpannedVolume<V> {
     /// Adds the last device of `devices` to the open volume, and formats it. The devices before it are those of the volume, in the order in which it was opened. `prepare` is called
@@ -113,8 +98,11 @@ impl<V: Volume> SpannedVolume<V> {
         let generation = unfinished.map_or(0, |own| own.generation + 1);
         write_superblock(&**device, &SpanSuperblock { generation, ..known }).await?;
         for (index, other) in others.iter().enumerate() {
-            let recorded = record_count(&*devices[other.given], count as u16, replacements).await;
-            recorded.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;
+            let recorded = rewrite_superblock(&*devices[other.given], |superblock| {
+                superblock.device.count = count as u16;
+                superblock.replacements = replacements;
+            });
+            recorded.await.map_err(|_| OpenError::AdditionUnfinished { index: index as u16 })?;
         }
         let serving = (Ok(volume), region.map(|opened| opened.volume));
         self.push_member(Member::new(index, replacements[index], &config, serving));

@@ -101,6 +101,20 @@ pub(super) fn newest_of(read: &[Result<SpanSuperblock, OpenError>]) -> SpanSuper
     SpanSuperblock { device, replacements: replacements_of(read.iter().flatten()), map_number, ..latest }
 }
 
+/// Changes the superblock of a device. REQUIRES: no other writer of superblocks of the volume.
+///
+/// # Errors
+/// The device fails, or has no intact superblock any more. The device may have the change then, but not for sure: a repetition has to write it again.
+pub(super) async fn rewrite_superblock(
+    device: &dyn Device,
+    change: impl FnOnce(&mut SpanSuperblock),
+) -> Result<(), OpenError> {
+    let (mut superblock, _) = read_superblock::<SpanSuperblock>(device).await?;
+    superblock.generation += 1;
+    change(&mut superblock);
+    Ok(write_superblock(device, &superblock).await?)
+}
+
 /// Tells the devices that missed something of all that any other knows: one that is lost may be the only one that knew. Returns for each index of the volume
 /// the partitions of other devices of which the device may have keys.
 ///

@@ -18,6 +18,7 @@
 //! [settle](super::settling) before they move. Tested in `tests/spanned_growth.rs` and `tests/spanned_swap_growth.rs`.
 
 use super::core::SpannedCore;
+use super::devices::rewrite_superblock;
 use super::moving::CopyOutcome;
 use super::partition_map::PlannedMove;
 use super::partition_set::PartitionSet;
@@ -28,7 +29,6 @@ use super::superblock::SpanSuperblock;
 use super::swapped_keys::{SwapNoteInFlight, SwappedKeys};
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::shared_lock::SharedLockGuard;
-use crate::common::superblock_io::{read_superblock, write_superblock};
 use crate::{Engine, EngineError, OpenError, ScanEntry, VolumePlace};
 use futures_util::future::join_all;
 use octokv_base::{Key, Nanos, RingPosition, RingRange, Version};
@@ -223,7 +223,8 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Changes the superblock of a device. With [`MoveFailure::Broken`] nothing was written. REQUIRES: the lock of the structure.
+    /// Changes the superblock of a device, and gives it the current map if it has an earlier one, which may be overruled. With [`MoveFailure::Broken`] nothing was written. REQUIRES: the
+    /// lock of the structure.
     async fn change_superblock(
         &self,
         placed: &PlacedMember<E>,
@@ -235,13 +236,19 @@ impl<E: Engine> SpannedCore<E> {
         if self.swaps().is_some_and(|swaps| !swaps.may_note()) {
             return Err(MoveFailure::Broken);
         }
-        let (mut superblock, _) = read_superblock::<SpanSuperblock>(&**device).await.map_err(failed)?;
-        superblock.generation += 1;
-        change(&mut superblock);
+        let map = self.map();
+        let (current, number) = (map.map, map.number);
+        drop(map);
         let in_flight = self.swaps().map(SwappedKeys::begin_note);
-        let written = write_superblock(&**device, &superblock).await;
+        let written = rewrite_superblock(&**device, |superblock| {
+            if superblock.map_number < number {
+                (superblock.map, superblock.map_number) = (current, number);
+            }
+            change(superblock);
+        })
+        .await;
         in_flight.into_iter().for_each(SwapNoteInFlight::end);
-        written.map_err(|error| failed(error.into()))
+        written.map_err(failed)
     }
 
     async fn move_partitions(&self, planned: PlannedMove, handle: &ReactorHandle) -> Result<(), MoveFailure> {

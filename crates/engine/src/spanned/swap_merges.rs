@@ -29,9 +29,17 @@ async fn move_home<E: Engine>(
 ) {
     let is_stored = match read_record(region, key, ValueRange::ALL).await {
         Ok(Some((versions, value))) => {
-            let value = home_value(engine.record_layout(), key, &value);
-            let options = PutOptions { version: versions.version, ..PutOptions::default() };
-            let outcome = engine.put_with(key, value, options).await;
+            let put = async |options| {
+                let value = home_value(engine.record_layout(), key, &value);
+                engine.put_with(key, value, options).await
+            };
+            let mut outcome = put(PutOptions { version: versions.version, ..PutOptions::default() }).await;
+            // A tombstone.
+            if let Ok(PutOutcome::NotNewer(found)) = outcome
+                && let Some(options) = versions.options_over(found)
+            {
+                outcome = put(options).await;
+            }
             outcome.is_ok_and(|outcome| outcome != PutOutcome::Full)
                 && (!swaps.flushes_home() || engine.flush().await.is_ok())
         }

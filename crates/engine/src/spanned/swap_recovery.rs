@@ -3,6 +3,7 @@
 //! In: the regions that were opened, with their keys; the superblock of each device. Out: the keys that are swapped, and the partitions whose keys
 //! may be in a region that is not there. Invariant: a key is served only if no region can have a newer value of it. Tested in `tests/spanned_swap.rs`.
 
+use super::devices::rewrite_superblock;
 use super::partition_map::PartitionMap;
 use super::partition_set::SPAN_PARTITIONS;
 use super::superblock::SpanSuperblock;
@@ -11,7 +12,6 @@ use super::swap_region::{OpenedRegion, SwapVolume};
 use super::swapped_keys::{SwappedKey, SwappedKeys};
 use crate::OpenError;
 use crate::bug_injection::{self, InjectedBug};
-use crate::common::superblock_io::{read_superblock, write_superblock};
 use octokv_base::RingPosition;
 use octokv_device::Device;
 use std::rc::Rc;
@@ -62,21 +62,11 @@ pub(super) async fn recover_notes(
         }
     }
     let is_empty = swaps.next(home, None).is_none() && !swaps.has_unknown();
-    if is_empty && write_notes(device, SwapNotes::default()).await.is_ok() {
-        notes = SwapNotes::default();
+    let none = SwapNotes::default();
+    if is_empty && notes != none {
+        // If it fails, the superblock may or may not have them: the next put that needs one has to write it.
+        let _ = rewrite_superblock(&**device, |changed| changed.swaps = none).await;
+        notes = none;
     }
     swaps.set_notes(home, notes);
-}
-
-/// Writes the notes to the superblock of a device, which is otherwise unchanged. REQUIRES: no other writer of superblocks of the volume.
-///
-/// # Errors
-/// The device fails, or has no intact superblock any more.
-pub(super) async fn write_notes(device: &Rc<dyn Device>, swaps: SwapNotes) -> Result<(), OpenError> {
-    let (superblock, _) = read_superblock::<SpanSuperblock>(&**device).await?;
-    if superblock.swaps != swaps {
-        let generation = superblock.generation + 1;
-        write_superblock(&**device, &SpanSuperblock { swaps, generation, ..superblock }).await?;
-    }
-    Ok(())
 }

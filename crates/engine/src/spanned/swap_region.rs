@@ -5,7 +5,7 @@
 //!   record    key ─▶ version u64, version at home u64, 16 B of zeros, value          little-endian
 //! ```
 //! A key in a region has its newest value there. *Version at home* is the one that the key's home device has; it is lower than the
-//! version only if a put with a version was swapped.
+//! version only if a put with a version was swapped. A put without a version of a key with one is not swapped: of two values of one version it would not be known which is newer.
 //! LEED has such a region as a part of another device's circular log (§3.6). Here it is a volume of its own, so that opening lists the swapped keys
 //! without reading the keys of the device. Tested in `tests/spanned_swap.rs`.
 
@@ -14,8 +14,8 @@ use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::log::handle::LogEngine;
 use crate::log::volume::LogVolume;
 use crate::{
-    Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError, PutValue, StoredValue, ValueRange,
-    Volume,
+    Engine, EngineError, EngineKind, FormatConfig, OpenConfig, OpenError, PutOptions, PutValue, StoredValue,
+    ValueRange, Volume,
 };
 use futures_util::future::join_all;
 use octokv_base::{Buffer, BufferPool, Key, Prng, RecordLayout, Version};
@@ -53,6 +53,20 @@ pub(super) struct SwappedVersions {
     pub version: Version,
     /// That which its home has.
     pub at_home: Version,
+}
+
+impl SwappedVersions {
+    /// How the value of a record is stored at a home that did not take it, since it has version `found`; `None` if what home has is newer.
+    /// - An earlier version: that of the same key in an earlier record that was stored at home and not removed, or of a home without a value.
+    /// - The same: that of the same record, or a tombstone that was left by a replacement which was not counted.
+    /// - A later one: that of a write that failed, and that home has nevertheless. What has no version is newer: it would have been stored over that.
+    pub fn options_over(&self, found: Version) -> Option<PutOptions> {
+        match self.version {
+            version if version > found => Some(PutOptions { version, ..PutOptions::default() }),
+            version if version == found || version == Version::NONE => Some(PutOptions::default()),
+            _ => None,
+        }
+    }
 }
 
 /// The front of the value of a record.

@@ -12,9 +12,9 @@
 //! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
 
 use super::core::{CoreMap, KeyPlace, SpannedCore, admitted};
+use super::devices::rewrite_superblock;
 use super::guest_region::GuestRegion;
 use super::places::absent;
-use super::swap_recovery::write_notes;
 use super::swap_region::SwappedVersions;
 use super::swapped_keys::{SwappedKey, SwappedKeys};
 use crate::bug_injection::{self, InjectedBug};
@@ -183,7 +183,7 @@ impl<E: Engine> SpannedCore<E> {
                 None if !may_begin || self.guest_for(of).is_none() => {
                     return put_home(value, options).await;
                 }
-                Some(swapped) if may_swap && options.version == Version::NONE && of.stays_swapped() => {
+                Some(swapped) if may_swap && is_plain(swapped.versions, &options) && of.stays_swapped() => {
                     drop(command);
                     let region = self.region(swapped.guest.into())?;
                     let _command = swaps.begin(region.guest);
@@ -255,18 +255,21 @@ impl<E: Engine> SpannedCore<E> {
             }
         };
         let known = KnownKey { version: versions.version, exists: true };
-        let versions = match decide_put(known, options) {
+        let stored = match decide_put(known, options) {
+            // Of two values of one version it would not be known which is newer.
+            Ok(_) if options.version == Version::NONE && !is_plain(versions, options) => return Ok(None),
             Ok(meta) => SwappedVersions { version: meta.version, ..versions },
             Err(outcome) => return Ok(Some(outcome)),
         };
         let region = self.region(guest)?;
+        // A put that fails may be repeated: until this one has its version, the key has that of before.
         let is_acknowledged = before.is_some_and(|swapped| swapped.is_acknowledged);
         let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged };
         of.set_swapped(swapped);
         let _command = of.swaps.begin(guest);
-        match region.put(of.key, versions, value).await? {
+        match region.put(of.key, stored, value).await? {
             PutOutcome::Stored => {
-                of.set_swapped(SwappedKey { is_acknowledged: true, ..swapped });
+                of.set_swapped(SwappedKey { versions: stored, is_acknowledged: true, ..swapped });
                 of.swaps.note_swapped(of.home);
                 Ok(Some(PutOutcome::Stored))
             }
@@ -298,7 +301,7 @@ impl<E: Engine> SpannedCore<E> {
             return Err(absent(of.home));
         }
         let in_flight = of.swaps.begin_note();
-        let written = write_notes(&placed.open().whole, notes).await;
+        let written = rewrite_superblock(&*placed.open().whole, |changed| changed.swaps = notes).await;
         in_flight.end();
         written.map_err(|_| absent(of.home))?;
         of.swaps.set_notes(of.home, notes);
@@ -326,10 +329,10 @@ impl<E: Engine> SpannedCore<E> {
                 .await
             };
             let mut outcome = put(merge_options(versions)).await?;
-            // A newer version is that of a write at home whose caller dropped it before it had removed the record. An older one is that of a home which was
-            // replaced, and has no value.
-            if matches!(outcome, PutOutcome::OtherVersion(found) if found < versions.at_home) {
-                outcome = put(PutOptions { version: versions.version, ..PutOptions::default() }).await?;
+            if let PutOutcome::OtherVersion(found) | PutOutcome::NotNewer(found) = outcome
+                && let Some(options) = versions.options_over(found)
+            {
+                outcome = put(options).await?;
             }
             if outcome == PutOutcome::Full {
                 return Ok(false);
@@ -460,6 +463,8 @@ impl<E: Engine> SpannedCore<E> {
         if of.swaps.flushes_home() {
             self.flush_home(of).await?;
         }
+        // From here on nothing is lost with the region.
+        of.set_swapped(SwappedKey { is_acknowledged: false, ..swapped });
         if !bug_injection::is_injected(InjectedBug::SwapLeaveRecord) {
             region.remove(of.key).await?;
         }
@@ -531,6 +536,11 @@ impl<E: Engine> SpannedCore<E> {
             behind = Some(key);
         }
     }
+}
+
+/// Whether neither a put nor the key that is swapped has a version.
+fn is_plain(versions: SwappedVersions, options: &PutOptions) -> bool {
+    versions.version == Version::NONE && options.version == Version::NONE
 }
 
 /// Whether the buffers of a put have its whole value, which begins at `offset` in the first one.
