@@ -211,35 +211,61 @@ fn a_scan_beside_merges_shows_no_version_from_before_them() {
     }
 }
 
+/// Runs the maintenance of a volume for a time without operations.
+fn idle_for_a_time(Opened { volume, engine }: Opened) -> Opened {
+    let (handle, sim) = (Rc::new(engine), SimEnv::new(SimEnvConfig::new(1)));
+    let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
+    let reactor = ReactorHandle::new(CoreWaker::without_eventfd(), queue, CpuTime::simulated());
+    let (mut now, mut random, mut tasks) = (Nanos::from_secs(1), Prng::new(3), TaskSet::default());
+    reactor.begin_iteration(now);
+    let (own, of_task) = (Rc::clone(&handle), reactor.clone());
+    tasks.add(async move { own.maintain(&of_task, |error| panic!("maintenance: {error}")).await });
+    for _ in 0..20 {
+        now = now + Nanos::from_millis(5);
+        reactor.begin_iteration(now);
+        while tasks.step(&mut random) {}
+    }
+    drop(tasks);
+    Opened { volume, engine: Rc::into_inner(handle).expect("its task was dropped") }
+}
+
+/// A closed volume whose keys are all swapped, and its fixture with a gap, by which homes are idle.
+fn closed_swapped(engine: EngineKind) -> (SpannedFixture, Devices) {
+    let fixture = SpannedFixture { cores: 1, ..SpannedFixture::swapping(engine) };
+    let (devices, opened) = swapped(&fixture);
+    run(opened.engine.close()).expect("closes");
+    (SpannedFixture { swap_gap: 8, ..fixture }, devices)
+}
+
 #[test]
 fn an_idle_home_gets_its_keys_back() {
     for engine in ENGINES {
-        let fixture = SpannedFixture { swap_gap: 8, cores: 1, ..SpannedFixture::swapping(engine) };
-        let (devices, opened) = swapped(&SpannedFixture { cores: 1, ..SpannedFixture::swapping(engine) });
-        run(opened.engine.close()).expect("closes");
-        drop(opened);
-        let Opened { volume, engine: handle } = Opened::new(&fixture, &devices).expect("opens");
-        assert_eq!(swaps(&volume).keys, KEYS as usize);
-        let (handle, sim) = (Rc::new(handle), SimEnv::new(SimEnvConfig::new(1)));
-        let queue = DeviceHandle::new(Box::new(sim.device_queue(sim.add_host())), 1);
-        let reactor = ReactorHandle::new(CoreWaker::without_eventfd(), queue, CpuTime::simulated());
-        let (mut now, mut random, mut tasks) = (Nanos::from_secs(1), Prng::new(3), TaskSet::default());
-        reactor.begin_iteration(now);
-        let (own, of_task) = (Rc::clone(&handle), reactor.clone());
-        tasks.add(async move { own.maintain(&of_task, |error| panic!("maintenance: {error}")).await });
-        for _ in 0..20 {
-            now = now + Nanos::from_millis(5);
-            reactor.begin_iteration(now);
-            while tasks.step(&mut random) {}
-        }
-        assert_eq!(swaps(&volume), SwapReport { keys: 0, swapped: 0, merged: KEYS }, "{engine}");
-        drop(tasks);
-        let engine_of = Rc::into_inner(handle).expect("its task was dropped");
-        let opened = Opened { volume, engine: engine_of };
+        let (fixture, devices) = closed_swapped(engine);
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        assert_eq!(swaps(&opened.volume).keys, KEYS as usize);
+        let opened = idle_for_a_time(opened);
+        assert_eq!(swaps(&opened.volume), SwapReport { keys: 0, swapped: 0, merged: KEYS }, "{engine}");
         assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(KEYS + number))), "{engine}");
         run(opened.engine.close()).expect("closes");
         let opened = Opened::new(&fixture, &devices).expect("opens");
         assert_eq!(swaps(&opened.volume).keys, 0, "{engine}");
+    }
+}
+
+#[test]
+fn a_region_that_fails_keeps_no_keys_from_home_that_are_in_others() {
+    for engine in ENGINES {
+        let ((fixture, mut devices), plan) = (closed_swapped(engine), FaultPlan::default());
+        devices[0] = Rc::new(FaultDevice::new(Rc::clone(&devices[0]), plan.clone()));
+        let opened = Opened::new(&fixture, &devices).expect("opens");
+        let AnyVolume::Spanned(volume) = &opened.volume else { panic!("it spans devices") };
+        let in_region = (0..KEYS).filter(|&number| volume.place_of_newest(&key_of(number)) == 0).count();
+        let blocks = devices[0].geometry().blocks;
+        let region = Lba(blocks - fixture.format.swap_bytes / 512)..Lba(blocks);
+        plan.add(FaultRule::within(OpFilter::Write, region.start, region.end, InjectedFault::Error(5)));
+        let opened = idle_for_a_time(opened);
+        assert_eq!(swaps(&opened.volume).keys, in_region, "{engine}");
+        assert!((0..KEYS).all(|number| opened.found(number) == Ok(Some(KEYS + number))), "{engine}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Failed writes of keys that are swapped, with versions and without: merges, repetitions and openings behind them lose no acknowledged value.
+//! Failed writes of keys that are swapped, most of them with versions: merges, deletes, repetitions and openings behind them lose no acknowledged value.
 
 use crate::common::faulty_volume::run;
 use crate::common::opened_span::{Devices, KEYS, Opened, SUPERBLOCKS_END, blank, filled};
@@ -6,10 +6,12 @@ use crate::common::pool;
 use crate::common::spanned_fixture::SpannedFixture;
 use crate::common::swapped_volume::{ENGINES, keys_at, swaps};
 use crate::common::traced_memory::poll_once;
-use octokv_base::{Lba, Version};
+use octokv_base::{Key, Lba, Version};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan, FaultRule, InjectedFault, OpFilter};
 use octokv_engine::conformance::{key_of, record_of, value_of};
-use octokv_engine::{AnyVolume, Engine, EngineError, EngineKind, PutMode, PutOptions, PutOutcome, PutValue};
+use octokv_engine::{
+    AnyVolume, DeleteOutcome, Engine, EngineError, EngineKind, PutMode, PutOptions, PutOutcome, PutValue,
+};
 use std::pin::Pin;
 use std::rc::Rc;
 
@@ -79,20 +81,18 @@ impl Failing {
         assert_eq!(self.found(), Ok(Some(operation)), "behind the merge");
     }
 
-    /// The key has version 1 at home and a swapped value of version 2, which its home also has: its removal from the region failed.
-    fn merged_in_part(&mut self) {
+    /// The key has version 1 at home and a swapped value of version 2, which its home also has: its removal from the region failed. Returns the device of the region.
+    fn merged_in_part(&mut self) -> usize {
         assert_eq!(self.put(1, PutMode::UpdateOnly, 1), Ok(PutOutcome::Stored));
         assert_eq!(self.put(2, PutMode::Upsert, 2), Ok(PutOutcome::Stored));
         assert_eq!(swaps(&self.opened.volume).keys, 1);
+        let AnyVolume::Spanned(volume) = &self.opened.volume else { panic!("it spans devices") };
+        let guest = volume.place_of_newest(&key_of(self.key));
+        assert_ne!(guest, HOME);
         self.others.add(FaultRule::always(OpFilter::Write, EIO));
         assert!(self.put(0, PutMode::AddOnly, 0).is_err());
         self.others.clear();
-    }
-
-    /// The device whose region has the swapped value.
-    fn guest(&self) -> usize {
-        let AnyVolume::Spanned(volume) = &self.opened.volume else { panic!("it spans devices") };
-        volume.place_of_newest(&key_of(self.key))
+        guest
     }
 
     fn replace(&self, lost: usize) -> bool {
@@ -119,6 +119,19 @@ fn a_swapped_put_behind_one_that_failed_at_home_stays_the_newest() {
         failing.reopen();
         assert_eq!(failing.found(), Ok(Some(3)), "{engine}");
         failing.merge(3);
+    }
+}
+
+#[test]
+fn a_swapped_put_without_a_version_stays_the_newest_too() {
+    for engine in ENGINES {
+        let mut failing = Failing::new(engine);
+        failing.home.add(FaultRule::always(OpFilter::Flush, EIO).once(0));
+        assert!(failing.put(1, PutMode::UpdateOnly, 2).is_err());
+        assert_eq!(failing.put(2, PutMode::Upsert, 0), Ok(PutOutcome::Stored));
+        failing.reopen();
+        assert_eq!(failing.found(), Ok(Some(2)), "{engine}");
+        failing.merge(2);
     }
 }
 
@@ -166,11 +179,10 @@ fn a_put_without_a_version_of_a_key_with_one_is_stored_at_home() {
 fn a_key_that_a_replacement_without_a_record_has_deleted_at_home_is_back_with_its_region() {
     for engine in ENGINES {
         let mut failing = Failing::new(engine);
-        failing.merged_in_part();
+        let guest = failing.merged_in_part();
         failing.reopen();
         // Nothing notes the replacement, which has deleted the key at its home.
         let writes = FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, EIO);
-        let guest = failing.guest();
         failing.home.add(writes);
         failing.others.add(writes);
         assert!(!failing.replace(guest), "{engine}");
@@ -183,8 +195,8 @@ fn a_key_that_a_replacement_without_a_record_has_deleted_at_home_is_back_with_it
 fn a_merged_value_is_not_lost_with_the_region_that_it_could_not_be_removed_from() {
     for engine in ENGINES {
         let mut failing = Failing::new(engine);
-        failing.merged_in_part();
-        assert!(failing.replace(failing.guest()), "{engine}");
+        let guest = failing.merged_in_part();
+        assert!(failing.replace(guest), "{engine}");
         assert_eq!(failing.found(), Ok(Some(2)), "{engine}");
     }
 }
@@ -201,5 +213,37 @@ fn a_swapped_put_that_failed_can_be_repeated_with_its_version() {
         assert_eq!(failing.found(), Ok(Some(2)), "{engine}");
         assert_eq!(failing.put(4, PutMode::Upsert, 3), Ok(PutOutcome::Stored), "{engine}");
         assert_eq!((swaps(&failing.opened.volume).keys, failing.found()), (1, Ok(Some(4))), "{engine}");
+    }
+}
+
+#[test]
+fn a_full_home_deletes_a_key_that_it_has_of_an_earlier_merge() {
+    for (engine, version) in ENGINES.into_iter().flat_map(|engine| [(engine, 0), (engine, 2), (engine, 7)]) {
+        let mut failing = Failing::new(engine);
+        failing.merged_in_part();
+        failing.reopen();
+        for bytes in [20_000, 1_000, 100] {
+            let mut refused = 0;
+            for number in 0.. {
+                let key = Key::new(format!("{bytes} {number}").as_bytes()).expect("it is short enough");
+                let record = record_of(failing.opened.engine.record_layout(), &key, &vec![0; bytes]);
+                let put = run(failing.opened.engine.put(&key, PutMode::AddOnly, record, bytes));
+                refused += u32::from(put.expect("no fault") == PutOutcome::Full);
+                if refused == 60 {
+                    break;
+                }
+            }
+        }
+        let delete =
+            || run(failing.opened.engine.delete_with(&key_of(failing.key), Version::from_bits(version)));
+        let newer = version != 2;
+        let wanted = match newer {
+            true => DeleteOutcome::Deleted,
+            false => DeleteOutcome::NotNewer(Version::from_bits(2)),
+        };
+        assert_eq!(delete(), Ok(wanted), "{engine}: version {version}");
+        assert_eq!(failing.found(), Ok((!newer).then_some(2)), "{engine}: version {version}");
+        let again = DeleteOutcome::NotNewer(Version::from_bits(version));
+        assert!(version != 7 || delete() == Ok(again), "{engine}: the tombstone has its version");
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //! In: the regions, and the volumes of the homes. Out: records moved to their homes. A home that lacks a swapped key is one whose delete was not acknowledged: that of a replacement which
 //! a power loss ended before it was counted, or that of a home without space. Invariant: a key whose home or region fails stays swapped, and is merged later.
-//! Tested in `tests/spanned_swap.rs` and `tests/spanned_swap_replacement.rs`.
+//! Tested in `tests/spanned_swap.rs`, `tests/spanned_swap_replacement.rs` and `tests/spanned_swap_failures.rs`.
 
 use super::places::{OpenMember, OpenRegion};
 use super::swap_region::{READ_AT_ONCE, read_record};
@@ -34,7 +34,7 @@ async fn move_home<E: Engine>(
                 engine.put_with(key, value, options).await
             };
             let mut outcome = put(PutOptions { version: versions.version, ..PutOptions::default() }).await;
-            // A tombstone.
+            // Home has a tombstone of the key with a version.
             if let Ok(PutOutcome::NotNewer(found)) = outcome
                 && let Some(options) = versions.options_over(found)
             {

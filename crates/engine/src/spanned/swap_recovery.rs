@@ -64,7 +64,7 @@ pub(super) async fn recover_notes(
     let is_empty = swaps.next(home, None).is_none() && !swaps.has_unknown();
     let none = SwapNotes::default();
     if is_empty && notes != none {
-        // If it fails, the superblock may or may not have them: the next put that needs one has to write it.
+        // If the write fails, the device may have the old notes or none. They count as cleared: the next put that needs a note writes it.
         let _ = rewrite_superblock(&**device, |changed| changed.swaps = none).await;
         notes = none;
     }

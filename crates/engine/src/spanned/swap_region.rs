@@ -7,7 +7,7 @@
 //! A key in a region has its newest value there. *Version at home* is the one that the key's home device has; it is lower than the
 //! version only if a put with a version was swapped. A put without a version of a key with one is not swapped: of two values of one version it would not be known which is newer.
 //! LEED has such a region as a part of another device's circular log (§3.6). Here it is a volume of its own, so that opening lists the swapped keys
-//! without reading the keys of the device. Tested in `tests/spanned_swap.rs`.
+//! without reading the keys of the device. Tested in `tests/spanned_swap.rs` and `tests/spanned_swap_failures.rs`, which version counts below.
 
 use super::places::MemberPlace;
 use crate::common::superblock::SUPERBLOCK_AREA_BYTES;
@@ -57,9 +57,9 @@ pub(super) struct SwappedVersions {
 
 impl SwappedVersions {
     /// How the value of a record is stored at a home that did not take it, since it has version `found`; `None` if what home has is newer.
-    /// - An earlier version: that of the same key in an earlier record that was stored at home and not removed, or of a home without a value.
-    /// - The same: that of the same record, or a tombstone that was left by a replacement which was not counted.
-    /// - A later one: that of a write that failed, and that home has nevertheless. What has no version is newer: it would have been stored over that.
+    /// - Home has an earlier version: an earlier merge stored an older record and could not remove it, or home lost its value.
+    /// - The same version: an earlier merge stored this record, or a replacement that was not counted left a tombstone.
+    /// - A later version: a write failed, and is on home's device nevertheless. A value without a version would have been put over it.
     pub fn options_over(&self, found: Version) -> Option<PutOptions> {
         match self.version {
             version if version > found => Some(PutOptions { version, ..PutOptions::default() }),
@@ -224,4 +224,22 @@ pub(super) async fn open_region(
         }
     }
     Ok(OpenedRegion { volume, keys, is_whole })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_stored_over_what_is_not_newer_than_it() {
+        let version = Version::from_bits;
+        let over = |own: u64, found: u64| {
+            let versions = SwappedVersions { version: version(own), at_home: Version::NONE };
+            versions.options_over(version(found)).map(|options| options.version)
+        };
+        assert_eq!(over(3, 2), Some(version(3)), "an earlier record, or nothing");
+        assert_eq!(over(3, 3), Some(Version::NONE), "the same record, or a tombstone");
+        assert_eq!(over(3, 4), None, "a later write");
+        assert_eq!(over(0, 4), Some(Version::NONE), "a put without a version behind a write that failed");
+    }
 }

@@ -79,6 +79,7 @@ impl<V: Volume> SpannedVolume<V> {
             let keys = swaps.keys_in(home, guest);
             // The keys of a home that is lost, too, are lost with it.
             let Some(of_home) = self.replacement_handle(devices, home, pool) else { continue };
+            let mut is_flushed = true;
             for key in keys {
                 let _exclusive = swaps.exclude(self.position_of(&key)).await;
                 let Some(swapped) = swaps.get(home, &key).filter(|of| usize::from(of.guest) == guest) else {
@@ -88,9 +89,10 @@ impl<V: Volume> SpannedVolume<V> {
                 if swapped.is_acknowledged {
                     let deleted = of_home.engine.delete_with(&key, Version::NONE).await;
                     deleted.map_err(|error| of_home.place.engine_error(error))?;
+                    is_flushed = false;
                 }
             }
-            if swaps.flushes_home() {
+            if swaps.flushes_home() && !is_flushed {
                 of_home.engine.flush().await.map_err(|error| of_home.place.engine_error(error))?;
             }
         }

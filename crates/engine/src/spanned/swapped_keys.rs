@@ -38,7 +38,7 @@ pub(super) struct SwappedKey {
     /// The device of the region.
     pub guest: u8,
     pub versions: SwappedVersions,
-    /// Whether a put to the region was acknowledged. Otherwise home may have the newest value.
+    /// Whether the region may have a value that home lacks. Otherwise no put to the region was acknowledged, or home has its value.
     pub is_acknowledged: bool,
 }
 

@@ -6,10 +6,10 @@
 //!   merge            record read ─▶ stored at home ─▶ removed from the region ─▶ key is not swapped
 //!   deletes, conditions, expiry, a region without space: merge, then at home
 //! ```
-//! In: operations on keys. Out: what the contract says of them, wherever the newest value is. Invariants: a record in a region is newer than what home has, until its removal is durable;
+//! In: operations on keys. Out: what the contract says of them, wherever the newest value is. Invariants: a record in a region is newer than what home has, or the same, until its removal is durable, but for what a write that failed left at home;
 //! keys that home does not have are not swapped, so that home lists them all. What a crash, or a caller that drops an operation, leaves in a region is
 //! of a write that was not acknowledged, or equal to what home has.
-//! Tested in `tests/spanned_swap.rs`, and by the scenario `devices` of the simulator.
+//! Tested in `tests/spanned_swap.rs` and `tests/spanned_swap_failures.rs`, and by the scenario `devices` of the simulator.
 
 use super::core::{CoreMap, KeyPlace, SpannedCore, admitted};
 use super::devices::rewrite_superblock;
@@ -25,7 +25,7 @@ use crate::{
     ValueRange,
 };
 use octokv_base::{Buffer, Key, Nanos, RecordLayout, RingPosition, UnixTime, Version};
-use octokv_runtime::ReactorHandle;
+use octokv_runtime::{ReactorHandle, yield_now};
 use octokv_sched::CostKind;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -244,6 +244,9 @@ impl<E: Engine> SpannedCore<E> {
                 let Some(status) = status.filter(|status| status.expires_at == UnixTime::NEVER) else {
                     return Ok(None);
                 };
+                if has_only_old_version(status.version, options) {
+                    return Ok(None);
+                }
                 if self.note_guest(of, guest).await.is_err() {
                     return Ok(None);
                 }
@@ -256,13 +259,12 @@ impl<E: Engine> SpannedCore<E> {
         };
         let known = KnownKey { version: versions.version, exists: true };
         let stored = match decide_put(known, options) {
-            // Of two values of one version it would not be known which is newer.
-            Ok(_) if options.version == Version::NONE && !is_plain(versions, options) => return Ok(None),
+            Ok(_) if has_only_old_version(versions.version, options) => return Ok(None),
             Ok(meta) => SwappedVersions { version: meta.version, ..versions },
             Err(outcome) => return Ok(Some(outcome)),
         };
         let region = self.region(guest)?;
-        // A put that fails may be repeated: until this one has its version, the key has that of before.
+        // If this put fails, its caller may repeat it with the same version: the key keeps the old version until the put is stored.
         let is_acknowledged = before.is_some_and(|swapped| swapped.is_acknowledged);
         let swapped = SwappedKey { guest: guest as u8, versions, is_acknowledged };
         of.set_swapped(swapped);
@@ -317,6 +319,10 @@ impl<E: Engine> SpannedCore<E> {
         let _merge = of.swaps.begin_merge();
         // None if the put that was to write it ended without.
         if let Some((versions, value)) = region.get(of.key, ValueRange::ALL).await? {
+            // It could not be removed from the region.
+            if !region.is_writable() {
+                return Err(EngineError::ReadOnly);
+            }
             if bug_injection::is_injected(InjectedBug::SwapRemoveFirst) {
                 region.remove(of.key).await?;
             }
@@ -449,8 +455,16 @@ impl<E: Engine> SpannedCore<E> {
         if version > Version::NONE && version <= swapped.versions.version {
             return Ok(DeleteOutcome::NotNewer(swapped.versions.version));
         }
-        let outcome = delete_home(version.max(merge_options(swapped.versions).version)).await?;
+        let mut outcome = delete_home(merge_options(swapped.versions).version).await?;
+        // Home may have that version of an earlier merge, or a later one of a write that failed.
+        if matches!(outcome, DeleteOutcome::NotNewer(found) if version == Version::NONE || version > found) {
+            outcome = delete_home(Version::NONE).await?;
+        }
         self.remove_record(&of, swapped).await?;
+        // Only now: the next merge would not know a version that home has from one that was put over the record.
+        if version > Version::NONE && !matches!(outcome, DeleteOutcome::NotNewer(_)) {
+            delete_home(version).await?;
+        }
         Ok(outcome)
     }
 
@@ -519,18 +533,26 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Merges keys of a home device as long as it is nearly idle, and neither device fails or is full.
+    /// Merges keys of a home device as long as it is nearly idle and not full. Those in a region that fails stay there; so do all if the home fails.
     async fn merge_home(&self, swaps: &SwappedKeys, home: usize) {
-        let mut behind = None;
+        let (mut behind, mut failed) = (None, 0_u64);
         while swaps.is_idle(home)
             && let Some(key) = swaps.next(home, behind.as_ref())
         {
             let of = self.placed_key(swaps, &key);
+            if of.swapped().is_some_and(|swapped| failed >> swapped.guest & 1 != 0) {
+                // There may be many.
+                yield_now().await;
+                behind = Some(key);
+                continue;
+            }
             let exclusive = of.exclude().await;
-            if let Some(swapped) = of.swapped()
-                && self.merge(&of, swapped).await != Ok(true)
-            {
-                return;
+            if let Some(swapped) = of.swapped() {
+                match self.merge(&of, swapped).await {
+                    Ok(true) => {}
+                    Ok(false) => return,
+                    Err(_) => failed |= 1 << swapped.guest,
+                }
             }
             drop(exclusive);
             behind = Some(key);
@@ -541,6 +563,11 @@ impl<E: Engine> SpannedCore<E> {
 /// Whether neither a put nor the key that is swapped has a version.
 fn is_plain(versions: SwappedVersions, options: &PutOptions) -> bool {
     versions.version == Version::NONE && options.version == Version::NONE
+}
+
+/// Whether a put without a version would get that of its key: of two values of one version it would not be known which is newer.
+fn has_only_old_version(of_key: Version, options: &PutOptions) -> bool {
+    options.version == Version::NONE && of_key > Version::NONE
 }
 
 /// Whether the buffers of a put have its whole value, which begins at `offset` in the first one.
