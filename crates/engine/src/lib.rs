@@ -240,8 +240,8 @@ pub trait Engine {
     /// Makes all acknowledged writes durable.
     ///
     /// # Errors
-    /// Device failures; after a failed flush the engine is read-only. [`EngineError::ReadOnly`] from then on, and after any write that left
-    /// the device in an unknown state: a write that was not acknowledged may then be on the device.
+    /// Device failures; after a failed flush the engine is read-only. [`EngineError::ReadOnly`] from then on, and after any put or
+    /// delete that failed and may be on the device nevertheless.
     fn flush(&self) -> impl Future<Output = Result<(), EngineError>>;
     /// The volume's work in the background: checkpoints, deferred flushes, compaction. Ends when the volume is read-only or
     /// has no such work. REQUIRES: exactly one core runs it while the volume is open. `report` receives each error.

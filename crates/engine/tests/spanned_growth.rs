@@ -15,8 +15,7 @@ use octokv_device::power_loss::{PowerLossDisk, PowerLossMode};
 use octokv_device::unavailable::UnavailableDevice;
 use octokv_engine::conformance::{key_of, operation_of, record_of, value_of};
 use octokv_engine::{
-    AnyVolume, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError, PutMode, VerifyObserver,
-    Volume,
+    AnyVolume, Engine, EngineError, EngineKind, KeySink, MoveStage, OpenError, PutMode, Volume,
 };
 use octokv_runtime::{ReactorHandle, block_on};
 use std::cell::Cell;
@@ -27,11 +26,6 @@ fn fixtures() -> impl Iterator<Item = (String, SpannedFixture)> {
     let without = EngineKind::ALL.map(|engine| (engine.to_string(), SpannedFixture::new(engine)));
     let swapping = ENGINES.map(|engine| (format!("{engine}, swapping"), SpannedFixture::swapping(engine)));
     without.into_iter().chain(swapping)
-}
-
-struct Quiet;
-impl VerifyObserver for Quiet {
-    fn keys_verified(&mut self, _: u64, _: u64) {}
 }
 
 #[test]
@@ -63,7 +57,7 @@ fn partitions_move_to_an_added_device_while_all_keys_are_read_and_written() {
         let (model, live) = (growing.model.clone(), growing.live());
         growing.close();
         // Nothing is left over where it was.
-        let report = run(AnyVolume::verify(&devices, &pool(), &mut Quiet)).expect("is intact");
+        let report = run(AnyVolume::verify(&devices, &pool(), &mut |_, _| ())).expect("is intact");
         assert_eq!((report.keys as usize, report.problems.len()), (live, 0), "{engine}");
         devices.rotate_left(1);
         let opened = Opened::new(&fixture, &devices).expect("opens");

@@ -16,7 +16,7 @@ fn a_destination_whose_map_was_overruled_does_not_serve_by_it_alone() {
         let mut devices: Devices = filled(&fixture, 2);
         devices.push(Rc::new(FaultDevice::new(blank(1).remove(0), plan.clone())));
         let mut growing = grown(&fixture, &devices);
-        // Two writes note what it may have, and the third gives it the map.
+        // Two writes note what it may have, the third gives it the map, and the fourth, the other copy of that, fails.
         let write = FaultRule::within(OpFilter::Write, Lba(0), SUPERBLOCKS_END, InjectedFault::Error(5));
         plan.add(write.once(3));
         let moved = growing.moved();

@@ -69,7 +69,7 @@ impl LogCore {
         entry_bytes.saturating_mul(100).div_ceil(target_bytes)
     }
 
-    /// Splits what is due, for ever. Failures end in those of writes.
+    /// Splits what is due, for ever. What fails is tried again when its store has grown: puts are refused only once their segment has no room.
     pub(super) async fn run_splits(&self) {
         loop {
             self.splits.wait().await;

@@ -135,7 +135,7 @@ impl LogCore {
             self.commit(store, wait).await?;
         }
         if outcome == PutOutcome::Stored {
-            // It is, whatever becomes of the split that the store may need: the next put tries it again.
+            // Whatever becomes of the split that the store may need: the next put tries it again.
             let _ = self.note_growth(store).await;
         }
         drop(pass);

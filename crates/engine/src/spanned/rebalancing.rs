@@ -14,8 +14,9 @@
 //! - The source deletes their keys only when no running operation has an earlier map.
 //! - A move that fails before the new map is written leaves the partitions at the source, and is retried later.
 //!
-//! A device whose superblock could not be written gets the map at the next opening (0031, open points). On volumes with swap regions partitions
-//! [settle](super::settling) before they move. Tested in `tests/spanned_growth.rs` and `tests/spanned_swap_growth.rs`.
+//! A device whose superblock could not be written gets the map with the next change of that, or at the next opening. On volumes with swap regions partitions
+//! [settle](super::settling) before they move. Tested in `tests/spanned_growth.rs`,
+//! `tests/spanned_swap_growth.rs`, `tests/spanned_read_only.rs` and `tests/spanned_map_faults.rs`.
 
 use super::core::SpannedCore;
 use super::devices::rewrite_superblock;
@@ -223,7 +224,7 @@ impl<E: Engine> SpannedCore<E> {
         }
     }
 
-    /// Changes the superblock of a device, and gives it the current map if it has an earlier one, which may be overruled. With [`MoveFailure::Broken`] nothing was written. REQUIRES: the
+    /// Changes the superblock of a device. If the device missed the current map, it gets it too: its own may have been overruled. With [`MoveFailure::Broken`] nothing was written. REQUIRES: the
     /// lock of the structure.
     async fn change_superblock(
         &self,
@@ -242,6 +243,9 @@ impl<E: Engine> SpannedCore<E> {
         let in_flight = self.swaps().map(SwappedKeys::begin_note);
         let written = rewrite_superblock(&**device, |superblock| {
             if superblock.map_number < number {
+                let index = superblock.device.index.into();
+                let before = superblock.left_over.with(&superblock.map.partitions_of(index));
+                superblock.left_over = before.without(&current.partitions_of(index));
                 (superblock.map, superblock.map_number) = (current, number);
             }
             change(superblock);
