@@ -69,7 +69,7 @@ impl LogCore {
         entry_bytes.saturating_mul(100).div_ceil(target_bytes)
     }
 
-    /// Splits what is due, for ever. What fails is tried again when its store has grown: puts are refused only once their segment has no room.
+    /// Splits due segments until it is dropped. A failed split is repeated when its store has grown. Until then puts succeed, unless their segment is full.
     pub(super) async fn run_splits(&self) {
         loop {
             self.splits.wait().await;
