@@ -183,7 +183,11 @@ impl<E: Engine> SpannedCore<E> {
                 None if !may_begin || self.guest_for(of).is_none() => {
                     return put_home(value, options).await;
                 }
-                Some(swapped) if may_swap && is_plain(swapped.versions, &options) && of.stays_swapped() => {
+                Some(swapped)
+                    if may_swap
+                        && options.version.max(swapped.versions.version) == Version::NONE
+                        && of.stays_swapped() =>
+                {
                     drop(command);
                     let region = self.region(swapped.guest.into())?;
                     let _command = swaps.begin(region.guest);
@@ -558,11 +562,6 @@ impl<E: Engine> SpannedCore<E> {
             behind = Some(key);
         }
     }
-}
-
-/// Whether neither a put nor the key that is swapped has a version.
-fn is_plain(versions: SwappedVersions, options: &PutOptions) -> bool {
-    versions.version == Version::NONE && options.version == Version::NONE
 }
 
 /// Whether a put without a version would get that of its key: of two values of one version it would not be known which is newer.
