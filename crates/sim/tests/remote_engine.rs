@@ -29,6 +29,10 @@ use std::rc::Rc;
 const KEYS: u64 = 12;
 /// Client tasks; each has its own keys.
 const TASKS: u64 = 3;
+/// Between two looks at how far the tasks are.
+const STEP: Nanos = Nanos::from_millis(1);
+/// Writes of other tasks end within it, before its last step.
+const PAUSE: Nanos = Nanos::from_millis(4);
 /// Simulated time within which each step must complete.
 const PROGRESS_TIMEOUT: Nanos = Nanos::from_secs(120);
 
@@ -49,6 +53,8 @@ struct AckLog {
     attempted: BTreeMap<Key, Vec<u64>>,
     operation: u64,
     completed: u64,
+    /// Until then no task writes: a connection that is lost now loses completed writes alone.
+    pause_until: Nanos,
     /// Tasks that have completed all operations or found the engine read-only.
     tasks_ended: u64,
     failure: Option<String>,
@@ -201,7 +207,7 @@ impl SimSetup {
         let deadline = self.sim.now() + PROGRESS_TIMEOUT;
         let mut finished = false;
         while !finished && self.sim.now() < deadline {
-            self.sim.step(self.sim.now() + Nanos::from_millis(1));
+            self.sim.step(self.sim.now() + STEP);
             let completed = ack_log.borrow().completed;
             faults(completed);
             finished = ack_log.borrow().tasks_ended == TASKS || ack_log.borrow().failure.is_some();
@@ -289,6 +295,11 @@ async fn run_task(
         if random.one_in(4) {
             handle.sleep(Nanos::from_micros(random.below(400))).await;
         }
+        if random.one_in(20) {
+            ack_log.borrow_mut().pause_until = handle.now() + PAUSE;
+        }
+        let pause_until = ack_log.borrow().pause_until;
+        handle.sleep_until(pause_until).await;
     }
     ack_log.borrow_mut().tasks_ended += 1;
 }
@@ -299,7 +310,7 @@ fn run_seed(seed: u64) -> Result<(), String> {
     let ack_log: SharedCell<AckLog> = Rc::default();
     setup.boot();
     for session in 0..5 {
-        let (at, kind) = (random.below(120), random.below(6));
+        let (at, kind, is_in_pause) = (random.below(120), random.below(6), random.one_in(2));
         let (mut done, mut heal_at) = (false, None);
         let sim = &setup.sim;
         setup.run_engine_session(&ack_log, session == 0, |completed| {
@@ -307,7 +318,9 @@ fn run_seed(seed: u64) -> Result<(), String> {
                 heal_at = None;
                 sim.set_partitioned(setup.client, setup.node_host, false);
             }
-            if done || completed < at {
+            let pause_until = ack_log.borrow().pause_until;
+            let is_end_of_pause = sim.now() < pause_until && pause_until <= sim.now() + STEP;
+            if done || completed < at || is_in_pause && !is_end_of_pause {
                 return;
             }
             done = true;
