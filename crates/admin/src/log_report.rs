@@ -68,6 +68,8 @@ pub struct LogReport {
     pub moved_values: u64,
     /// Their records in bytes.
     pub moved_bytes: u64,
+    /// Those of these values whose records compaction read together with others.
+    pub values_read_together: u64,
     /// Values whose records it found damaged.
     pub lost_values: u64,
     /// Changes of live contents that were not possible, since the namespace was opened.
@@ -127,6 +129,7 @@ impl LogReport {
             visited_segments: log.visited_segments,
             moved_values: log.moved_values,
             moved_bytes: log.moved_bytes,
+            values_read_together: log.values_read_together,
             lost_values: log.lost_values,
             miscounts: log.miscounts,
             scrub_passes: log.scrub.passes,
@@ -173,6 +176,7 @@ mod tests {
             visited_segments: 24,
             moved_values: 25,
             moved_bytes: 26,
+            values_read_together: 38,
             lost_values: 27,
             miscounts: 36,
             pinned_chunks: 29,
@@ -191,7 +195,7 @@ mod tests {
             "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
             "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "image_cache_hits": 37, "waited_writes": 21,
             "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
-            "moved_bytes": 26, "lost_values": 27, "miscounts": 36, "pinned_chunks": 29, "scrub_passes": 30,
+            "moved_bytes": 26, "values_read_together": 38, "lost_values": 27, "miscounts": 36, "pinned_chunks": 29, "scrub_passes": 30,
             "scrub_read_bytes": 31, "scrub_skipped_segments": 32, "scrub_damaged_buckets": 33,
             "scrub_damaged_values": 34,
         });

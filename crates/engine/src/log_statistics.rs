@@ -57,6 +57,8 @@ pub struct LogStatistics {
     pub moved_values: u64,
     /// The records of these values, in bytes.
     pub moved_bytes: u64,
+    /// Those of these values whose records it read together with others.
+    pub values_read_together: u64,
     /// Values whose records it found damaged, since the opening.
     pub lost_values: u64,
     /// Changes of live contents that were not possible, since the opening: metadata with a valid checksum was wrong, or the engine is.

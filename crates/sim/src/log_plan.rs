@@ -38,6 +38,8 @@ pub struct LogPlan {
     pub work_interval: u64,
     /// Bytes of segment images that a core keeps in memory.
     pub recent_image_bytes: usize,
+    /// Bytes that value compaction keeps in memory to read records together.
+    pub prepared_bytes: u64,
 }
 
 impl LogPlan {
@@ -62,6 +64,7 @@ impl LogPlan {
             round_interval: Nanos::from_millis(pick(random, &[2, 20])),
             work_interval: between(random, 4, 60),
             recent_image_bytes: pick(random, &[0, 2 << 10, 64 << 10]),
+            prepared_bytes: pick(random, &[0, 4 << 10, 64 << 10]),
         }
     }
 
@@ -81,5 +84,6 @@ impl LogPlan {
         settings.compactions = self.compactions;
         settings.round_interval = self.round_interval;
         settings.recent_image_bytes = self.recent_image_bytes;
+        settings.prepared_bytes = self.prepared_bytes;
     }
 }

@@ -4,7 +4,7 @@ use super::compaction_rounds::{RoundEnd, RoundPace};
 use super::compaction_tests::{Model, check_values, filled, stored, value_head};
 use super::hash_prefix::HashPrefix;
 use super::log_place::LogKind;
-use super::segment_visit::VisitTarget;
+use super::records_to_move::VisitTarget;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::settings::LogSettings;
 use super::space_limits::ChunkPurpose;

@@ -62,7 +62,7 @@ pub(super) fn filled(volume: &OpenTestVolume, keys: u64, rounds: u64) -> Model {
 }
 
 /// Compacts a log of each store until its head is behind all chunks that it has now.
-fn compact_whole(volume: &OpenTestVolume, log: LogKind) {
+pub(super) fn compact_whole(volume: &OpenTestVolume, log: LogKind) {
     for store in volume.stores() {
         let head_and_tail = || {
             let state = store.state.lock();
@@ -121,6 +121,7 @@ fn overwrite_and_compact(volume: &OpenTestVolume, seed: u64) {
         (&counters.visits, 100),
         (&counters.checkpoints, 2),
         (&counters.moved_values, 150),
+        (&counters.values_read_together, 50),
     ] {
         assert!(counter.load(Ordering::Relaxed) >= least, "{counters:?}");
     }

@@ -108,6 +108,12 @@ impl CompactionWindow {
             .map(|segment| SegmentNumber(segment as u32))
     }
 
+    /// How many segments were not visited.
+    pub(super) fn unvisited(&mut self, segments: u64) -> u64 {
+        self.add_halves(segments);
+        segments - self.visited.iter().map(|bits| u64::from(bits.count_ones())).sum::<u64>()
+    }
+
     /// Adds the segments that splits made since the last access. Linear hashing splits segment s into s and s + 2^level.
     fn add_halves(&mut self, segments: u64) {
         self.visited.resize(segments.div_ceil(64) as usize, 0);
@@ -166,11 +172,15 @@ mod tests {
             let mut next = SegmentNumber(0);
             while let Some(unvisited) = window.next_unvisited(next, level.segments()) {
                 prop_assert!(!window.is_visited(unvisited, level.segments()));
+                let before = window.unvisited(level.segments());
                 window.set_visited(unvisited, level.segments());
+                prop_assert_eq!(window.unvisited(level.segments()), before - 1);
                 next = SegmentNumber(unvisited.0 + 1);
             }
             prop_assert!((0..level.segments()).all(|segment| window.is_visited(SegmentNumber(segment as u32), level.segments())));
+            prop_assert_eq!(window.unvisited(level.segments()), 0);
             window.clear_visits();
+            prop_assert_eq!(window.unvisited(level.segments()), level.segments());
             prop_assert_eq!(window.next_unvisited(SegmentNumber(0), level.segments()), Some(SegmentNumber(0)));
         }
     }

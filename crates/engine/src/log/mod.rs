@@ -60,10 +60,12 @@ mod maintenance;
 pub mod open;
 mod pinned_chunks;
 mod pinned_compaction;
+mod prepared_visits;
 mod reads;
 mod recent_images;
 mod record_reads;
 pub mod record_walk;
+mod records_to_move;
 pub mod recovery;
 pub mod replay;
 mod ring_list;
@@ -81,6 +83,7 @@ pub mod segment_table;
 mod segment_visit;
 mod segment_visits;
 pub mod settings;
+mod shared_reads;
 pub mod space_limits;
 pub mod space_pass;
 mod space_waits;
@@ -123,6 +126,8 @@ mod compaction_pace_tests;
 mod compaction_tests;
 #[cfg(test)]
 mod format_tests;
+#[cfg(test)]
+mod prepared_visits_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]

@@ -352,6 +352,45 @@ impl LogCore {
         }
     }
 
+    /// The same with an image that was looked up before, which is taken if it is the newest.
+    ///
+    /// # Errors
+    /// As for [`LogCore::read_image`].
+    pub(super) async fn acquire_with<'a>(
+        &self,
+        store: &'a Store,
+        prefix: HashPrefix,
+        image: Option<FoundImage>,
+    ) -> Result<HeldSegment<'a>, EngineError> {
+        if let Some(image) = image.filter(|image| image.damaged == 0)
+            && let Some(held) = self.hold_found(store, prefix, image)
+        {
+            return Ok(held);
+        }
+        self.acquire(store, prefix).await
+    }
+
+    /// Holds the segment of a prefix with an image of it, unless that is not the newest.
+    fn hold_found<'a>(
+        &self,
+        store: &'a Store,
+        prefix: HashPrefix,
+        image: FoundImage,
+    ) -> Option<HeldSegment<'a>> {
+        let state = &mut *store.state.lock();
+        let (segment, _) = state.table.level().segment_of(prefix);
+        let place = SegmentRef::new(image.unit, image.chain);
+        // A busy segment has the lock bit in the table, so it is another place.
+        let is_newest = state.table.get(segment) == place
+            && self.volume.pool.unopened_since(image.unit, image.opens)
+            && !state.is_lost;
+        if !is_newest {
+            return None;
+        }
+        state.busy.hold_loaded(segment, Rc::unwrap_or_clone(image.entries), &mut state.table);
+        Some(HeldSegment::new(store, segment))
+    }
+
     /// Reads the image of a segment that this operation has to read for all that wait for it.
     async fn load<'a>(
         &self,

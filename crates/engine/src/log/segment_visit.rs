@@ -1,7 +1,7 @@
 //! A visit of value compaction: the records of one segment that lie in the window move to the tail of the value log.
 //!
 //! ```text
-//!   segment held ─▶ entries in the window, a group of some 256 KiB ─▶ records read, appended, written
+//!   segment held ─▶ entries in the window, a group of some 256 KiB ─▶ records read, unless they were before, appended, written
 //!      ▲                                                               │
 //!      └── again, until none is left: visited ◀── replaced under the lock ── unless an operation has replaced the entry meanwhile
 //! ```
@@ -13,22 +13,23 @@ use super::busy_segments::ChangeSource;
 use super::core::{LogCore, device_error};
 use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::key_compaction::DAMAGE_READS;
-use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::log_place::{ChunkIndex, LogKind};
 use super::pinned_chunks::is_passing_error;
+use super::prepared_visits::{PreparedVisit, ReadRecords};
 use super::record_reads::RecordRead;
+use super::records_to_move::{RecordToMove, VisitTarget, VisitedChunks};
 use super::segment_buckets::image_units;
 use super::segment_entry::{EntryContents, SegmentEntry, ValuePlace};
 use super::segment_image::OldValue;
-use super::segment_reads::HeldSegment;
+use super::segment_reads::{FoundImage, HeldSegment};
 use super::space_limits::ChunkPurpose;
 use super::space_pass::{CompactionPass, CompactionSpace};
-use super::store::{EntryChange, Store, StoreState, granules_of, note_vacated};
-use super::value_record::{NewValueRecord, record_granules, value_record_bytes};
+use super::store::{EntryChange, Store, StoreState, note_vacated};
+use super::value_record::{NewValueRecord, ValueRecordPlace, check_value_record, record_granules};
 use super::value_writes::AppendedValue;
 use crate::EngineError;
 use crate::bug_injection::{self, InjectedBug};
 use crate::common::media_errors::is_media_error;
-use crate::common::record::RecordMeta;
 use futures_util::future::join_all;
 use octokv_base::Buffer;
 use octokv_base::map::FxHashSet;
@@ -36,38 +37,30 @@ use octokv_device::DeviceError;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Which records visits move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum VisitTarget {
-    /// Those in the window of the store's value log.
-    Window,
-    /// Those in a pinned chunk.
-    Pinned(ChunkNumber),
-}
-
 /// The records that a visit moves at once have so many bytes, or one of them more.
 const GROUP_BYTES: usize = 256 << 10;
 
-/// A record in the window.
-struct RecordToMove {
-    key: Vec<u8>,
-    meta: RecordMeta,
-    /// The length of the value in bytes.
-    value_bytes: u32,
-    at: ValuePlace,
+/// The value of a record that was read.
+enum MovedValue {
+    /// It lies in the buffer there.
+    Alone(Buffer, Range<usize>),
+    /// The record is here, and the value in it.
+    WithOthers(Box<[u8]>, Range<usize>),
 }
 
-/// The chunks whose records are moved.
-enum VisitedChunks {
-    /// Those of these indices of the value log.
-    Indices(Range<ChunkIndex>),
-    One(ChunkNumber),
+impl MovedValue {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            MovedValue::Alone(buffer, value) => &buffer[value.clone()],
+            MovedValue::WithOthers(record, value) => &record[value.clone()],
+        }
+    }
 }
 
 /// What was read of a record.
 enum MovedRecord {
     /// Its value.
-    Intact(Buffer, Range<usize>),
+    Intact(MovedValue),
     /// It is damaged.
     Damaged,
     /// Its chunk was given up meanwhile, so its entry was replaced.
@@ -99,6 +92,8 @@ pub(super) struct VisitEnd {
 /// A visit in progress.
 struct SegmentVisit<'a> {
     target: VisitTarget,
+    /// Records that were read with those of other segments.
+    read: ReadRecords,
     moved: u32,
     /// The keys whose records are left to a later visit.
     left: FxHashSet<Vec<u8>>,
@@ -110,19 +105,8 @@ struct SegmentVisit<'a> {
     image: Option<CompactionPass<'a>>,
 }
 
-impl RecordToMove {
-    fn entry(&self) -> SegmentEntry<'_> {
-        let contents = EntryContents::Value { bytes: self.value_bytes, at: self.at.clone() };
-        SegmentEntry { key: &self.key, meta: self.meta, contents }
-    }
-
-    fn record_bytes(&self) -> u32 {
-        value_record_bytes(self.key.len(), self.value_bytes, &self.meta)
-    }
-}
-
 impl LogCore {
-    /// Moves the records of the segment of a prefix that a visit is for. The pass is for the image of a segment that was changed: until
+    /// Moves the records of a segment that a visit is for. The pass is for the image of a segment that was changed: until
     /// that is published.
     ///
     /// # Errors
@@ -130,22 +114,29 @@ impl LogCore {
     pub(super) async fn visit_segment<'a>(
         &'a self,
         store: &Store,
-        prefix: HashPrefix,
+        PreparedVisit { prefix, image, records, .. }: PreparedVisit,
         target: VisitTarget,
     ) -> (Result<VisitEnd, EngineError>, Option<CompactionPass<'a>>) {
-        let left = FxHashSet::default();
-        let mut visit = SegmentVisit { target, moved: 0, left, is_short: false, failure: None, image: None };
-        let end = self.run_visit(store, prefix, &mut visit).await;
+        let mut visit = SegmentVisit {
+            target,
+            read: records,
+            moved: 0,
+            left: FxHashSet::default(),
+            is_short: false,
+            failure: None,
+            image: None,
+        };
+        let end = self.run_visit(store, (prefix, image), &mut visit).await;
         (end, visit.image)
     }
 
     async fn run_visit<'a>(
         &'a self,
         store: &Store,
-        prefix: HashPrefix,
+        (prefix, image): (HashPrefix, Option<FoundImage>),
         visit: &mut SegmentVisit<'a>,
     ) -> Result<VisitEnd, EngineError> {
-        let held = self.acquire(store, prefix).await?;
+        let held = self.acquire_with(store, prefix, image).await?;
         let opens = self.volume.pool.opens_now();
         self.volume.counters.visits.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -196,35 +187,14 @@ impl LogCore {
             VisitTarget::Pinned(chunk) => VisitedChunks::One(chunk),
         };
         let mut bytes = 0;
-        let image = state.busy.image(segment);
-        let records = image.iter().filter_map(|entry| {
-            let EntryContents::Value { bytes: value_bytes, at } = entry.contents else { return None };
-            Some(RecordToMove { key: entry.key.to_vec(), meta: entry.meta, value_bytes, at })
-        });
-        let is_next =
-            |record: &RecordToMove| !visit.left.contains(&record.key) && self.is_in(record, &chunks);
-        let to_move = records.filter(is_next);
+        let records = self.records_in(state.busy.image(segment), &chunks);
+        let to_move = records.filter(|record| !visit.left.contains(&record.key));
         let fits = |record: &RecordToMove| {
             let has_room = bytes == 0 || bytes + record.record_bytes() as usize <= GROUP_BYTES;
             bytes += record.record_bytes() as usize;
             has_room
         };
         to_move.take_while(fits).collect()
-    }
-
-    /// Whether any part of a record lies in these chunks of the value log.
-    fn is_in(&self, record: &RecordToMove, chunks: &VisitedChunks) -> bool {
-        let pool = &self.volume.pool;
-        let value = OldValue { at: record.at.clone(), record_bytes: record.record_bytes() };
-        let mut chunks_of_record = granules_of(&value, self.volume.layout());
-        chunks_of_record.any(|(chunk, _)| match chunks {
-            VisitedChunks::One(visited) => chunk == *visited,
-            VisitedChunks::Indices(indices) => {
-                let is_chunk = chunk.0 < pool.chunks();
-                let owner = is_chunk.then(|| pool.owner_of(pool.first_unit_of(chunk))).flatten();
-                owner.is_some_and(|(of, _)| of.kind == LogKind::Values && indices.contains(&of.index))
-            }
-        })
     }
 
     /// Moves records to the tail. Those that find no space, or no room in the segment, are left.
@@ -236,11 +206,13 @@ impl LogCore {
         opens: u64,
         visit: &mut SegmentVisit<'a>,
     ) -> Result<(), EngineError> {
-        let reads = group.iter().map(|record| self.read_to_move(store, record, opens));
+        let read = group.iter().map(|record| visit.read.take(&record.at)).collect::<Vec<_>>();
+        let reads =
+            group.iter().zip(read).map(|(record, read)| self.read_to_move(store, record, read, opens));
         let (mut appended, mut failure) = (Vec::with_capacity(group.len()), None);
         for (record, read) in group.iter().zip(join_all(reads).await) {
             let new = match read {
-                Ok(MovedRecord::Intact(..)) if !self.may_move(store, held, record, visit.target) => {
+                Ok(MovedRecord::Intact(_)) if !self.may_move(store, held, record, visit.target) => {
                     // The window does not reach to it any more; a pinned chunk keeps it.
                     if visit.target != VisitTarget::Window {
                         visit.is_short = true;
@@ -248,8 +220,8 @@ impl LogCore {
                     }
                     continue;
                 }
-                Ok(MovedRecord::Intact(buffer, value)) => {
-                    self.append_moved(store, held, record, &buffer[value], &mut visit.image).map(Some)
+                Ok(MovedRecord::Intact(value)) => {
+                    self.append_moved(store, held, record, value.bytes(), &mut visit.image).map(Some)
                 }
                 Ok(MovedRecord::Damaged) => Ok(None),
                 // A later visit finds its new place: space is not short.
@@ -335,16 +307,25 @@ impl LogCore {
         has_space
     }
 
-    /// Reads a record until it is intact, or as often as damage has to be seen.
+    /// Reads a record until it is intact, or as often as damage has to be seen, unless it is intact in what was `read` before.
     async fn read_to_move(
         &self,
         store: &Store,
         record: &RecordToMove,
+        read: Option<Box<[u8]>>,
         opens: u64,
     ) -> Result<MovedRecord, EngineError> {
+        if let Some(read) = read
+            && let Some(value) = self.value_in(store, &read, record)
+        {
+            self.volume.counters.values_read_together.fetch_add(1, Ordering::Relaxed);
+            return Ok(MovedRecord::Intact(MovedValue::WithOthers(read, value)));
+        }
         for _ in 0..DAMAGE_READS {
             match self.read_record(store, &record.entry(), opens).await {
-                Ok(RecordRead::Value(buffer, value)) => return Ok(MovedRecord::Intact(buffer, value)),
+                Ok(RecordRead::Value(buffer, value)) => {
+                    return Ok(MovedRecord::Intact(MovedValue::Alone(buffer, value)));
+                }
                 // The window is this compaction's: its chunks are freed only after a later round.
                 Ok(RecordRead::Reused | RecordRead::Unowned(_)) => return Ok(MovedRecord::Replaced),
                 Ok(RecordRead::Damaged(_)) => {}
@@ -353,6 +334,17 @@ impl LogCore {
             }
         }
         Ok(MovedRecord::Damaged)
+    }
+
+    /// Where the value lies in the bytes of a record, if they are those of this one.
+    fn value_in(&self, store: &Store, bytes: &[u8], record: &RecordToMove) -> Option<Range<usize>> {
+        let ValuePlace::Record(granule) = &record.at else { return None };
+        let (chunk, granule) = self.volume.layout().place_of_granule(*granule)?;
+        let pool = &self.volume.pool;
+        let (owner, _) = pool.owner_of(pool.first_unit_of(chunk))?;
+        let volume_id = self.volume.fixed().volume_id;
+        let place = ValueRecordPlace { volume_id, partition: store.id, index: owner.index, granule };
+        check_value_record(bytes, &record.entry(), place).ok()
     }
 
     /// Appends a record again, unless that would take the chunks of key compaction and of writes in progress, or those of the image of its

@@ -4,6 +4,7 @@
 //!   round of chunk k      S visits at a time ── the last of them ──▶ published, head advanced, chunk free
 //!   chunk k + 1           prefetch:  directory read ─▶ visits in the free slots ──▶ its round visits the remaining segments
 //! ```
+//! Enough segments at once are prepared together ([`super::prepared_visits`]): in the place of one visit, before those of them.
 //! A round waits for its slowest visit; prefetched visits keep the device busy meanwhile. A visit moves all records of its segment in the window, whichever
 //! chunk's directory lists the segment, so a prefetched visit does the work of the later round.
 //!
@@ -16,7 +17,9 @@ use super::compaction_rounds::RoundPace;
 use super::core::LogCore;
 use super::hash_prefix::{HashPrefix, SegmentNumber};
 use super::pinned_chunks::is_passing_error;
-use super::segment_visit::{VisitEnd, VisitTarget};
+use super::prepared_visits::PreparedVisit;
+use super::records_to_move::VisitTarget;
+use super::segment_visit::VisitEnd;
 use super::space_pass::CompactionPass;
 use super::store::Store;
 use super::value_chunk_ids::ValueChunk;
@@ -26,6 +29,7 @@ use futures_util::future::{Either, LocalBoxFuture, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use octokv_base::map::FxHashSet;
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::pin::pin;
 
 /// A visit takes the core about as long as so many bytes that are copied.
@@ -80,6 +84,17 @@ enum Ended<'a> {
     },
     /// The read of the directory of the chunk behind the head.
     Ids(Result<Option<VecDeque<u32>>, EngineError>),
+    /// Visits were prepared.
+    Prepared(Vec<PreparedVisit>),
+}
+
+/// What is to be visited next.
+enum NextVisit {
+    Ready(PreparedVisit),
+    /// One that is being prepared.
+    Awaited,
+    /// None, or segments alone that are visited now.
+    Absent,
 }
 
 /// The visits of a store that are in progress.
@@ -89,8 +104,15 @@ pub(super) struct SegmentVisits<'a> {
     target: VisitTarget,
     pace: RoundPace,
     running: FuturesUnordered<LocalBoxFuture<'a, Ended<'a>>>,
-    /// The segments that are visited now.
+    /// The segments that are visited now, or prepared for it.
     visiting: FxHashSet<SegmentNumber>,
+    /// How many segments are prepared together.
+    together: RangeInclusive<usize>,
+    /// Visits that may begin.
+    prepared: VecDeque<PreparedVisit>,
+    is_preparing: bool,
+    /// Whether these visits are of the next round.
+    is_prepared_ahead: bool,
     /// How many of those visits belong to the round.
     of_round: usize,
     /// The rights to append the images of visits that have ended.
@@ -117,6 +139,10 @@ impl<'a> SegmentVisits<'a> {
             pace,
             running: FuturesUnordered::new(),
             visiting: FxHashSet::default(),
+            together: RangeInclusive::new(1, 0),
+            prepared: VecDeque::new(),
+            is_preparing: false,
+            is_prepared_ahead: false,
             of_round: 0,
             images: Vec::new(),
             ahead: ChunkAhead::Unknown,
@@ -138,6 +164,7 @@ impl<'a> SegmentVisits<'a> {
         goes_on: &dyn Fn() -> bool,
     ) -> Result<VisitsEnd, EngineError> {
         (self.failure, self.has_moved, self.has_left, self.is_paused) = (None, false, false, false);
+        self.together = self.core.segments_together(self.store, self.target);
         let mut slice = WorkSlice::default();
         loop {
             let has_more = self.begin_visits(&mut segments);
@@ -179,12 +206,13 @@ impl<'a> SegmentVisits<'a> {
         matches!(self.ahead, ChunkAhead::Reading(_) | ChunkAhead::Visiting { .. })
     }
 
-    /// Begins the round of `head`. Returns the ids of its records if its directory was prefetched.
+    /// Begins the round of `head`, whose prefetched visits are of the round from now on. Returns the ids of its records if its directory was prefetched.
     pub(super) async fn begin_round(&mut self, head: ValueChunk) -> Option<VecDeque<u32>> {
         while matches!(self.ahead, ChunkAhead::Reading(_)) {
             let ended = self.running.next().await.expect("a read runs");
             self.note(ended);
         }
+        self.is_prepared_ahead = false;
         match std::mem::replace(&mut self.ahead, ChunkAhead::Unknown) {
             ChunkAhead::Visiting { head: of_ids, ids, .. } if of_ids == head => Some(ids),
             _ => None,
@@ -222,18 +250,81 @@ impl<'a> SegmentVisits<'a> {
             if !self.has_place() {
                 return true;
             }
-            let Some((segment, prefix)) = segments.next_of(self.store, &self.visiting) else {
-                // Those that are visited now are looked at again.
-                return matches!(segments, SegmentsToVisit::OfIds(ids) if !ids.is_empty());
-            };
-            if !self.has_space() {
-                self.is_paused = true;
-                break;
+            match self.next_visit(segments, false) {
+                NextVisit::Ready(visit) if self.has_space() => {
+                    self.of_round += 1;
+                    self.begin_visit(visit, false);
+                }
+                NextVisit::Ready(visit) => {
+                    self.prepared.push_front(visit);
+                    self.is_paused = true;
+                }
+                NextVisit::Awaited => return true,
+                NextVisit::Absent => {
+                    // Those that are visited now are looked at again.
+                    let has_more = matches!(segments, SegmentsToVisit::OfIds(ids) if !ids.is_empty());
+                    if !has_more || self.prepared.is_empty() {
+                        return has_more;
+                    }
+                    // Some are prepared for the next round, and may not begin before this one has ended.
+                    self.discard_prepared();
+                }
             }
-            self.of_round += 1;
-            self.begin_visit(segment, prefix, false);
         }
+        self.discard_prepared();
         false
+    }
+
+    /// The next visit of segments of the round, or of the next one. Prepares some together if there are enough of them.
+    fn next_visit(&mut self, segments: &mut SegmentsToVisit, is_ahead: bool) -> NextVisit {
+        let has_prepared = self.is_preparing || !self.prepared.is_empty();
+        if has_prepared && self.is_prepared_ahead != is_ahead {
+            // Segments that were visited, and not to the end, are left of the round.
+            let alone = if is_ahead { None } else { self.take_segments(segments, 1).pop() };
+            return alone.map_or(NextVisit::Absent, |next| NextVisit::Ready(PreparedVisit::alone(next)));
+        }
+        if !has_prepared {
+            let (least, most) = self.together.clone().into_inner();
+            let next = self.take_segments(segments, most.max(1));
+            self.is_prepared_ahead = is_ahead;
+            if next.len() >= least.max(2) {
+                let (core, store, pace) = (self.core, self.store, self.pace);
+                self.is_preparing = true;
+                self.running.push(Box::pin(async move {
+                    Ended::Prepared(core.prepare_visits(store, next, pace).await)
+                }));
+            } else {
+                self.prepared.extend(next.into_iter().map(PreparedVisit::alone));
+            }
+        }
+        match self.prepared.pop_front() {
+            Some(visit) => NextVisit::Ready(visit),
+            None if self.is_preparing => NextVisit::Awaited,
+            None => NextVisit::Absent,
+        }
+    }
+
+    /// The next segments that are not visited now, up to so many, which are from now on.
+    fn take_segments(
+        &mut self,
+        segments: &mut SegmentsToVisit,
+        most: usize,
+    ) -> Vec<(SegmentNumber, HashPrefix)> {
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((segment, prefix)) = segments.next_of(self.store, &self.visiting)
+        {
+            self.visiting.insert(segment);
+            taken.push((segment, prefix));
+        }
+        taken
+    }
+
+    /// Gives up visits that were prepared: a later round visits their segments.
+    fn discard_prepared(&mut self) {
+        for visit in self.prepared.drain(..) {
+            self.visiting.remove(&visit.segment);
+        }
     }
 
     fn has_place(&self) -> bool {
@@ -246,11 +337,11 @@ impl<'a> SegmentVisits<'a> {
         volume.passes.spare_chunks(&volume.pool) >= self.core.moved_chunks_min(self.store)
     }
 
-    fn begin_visit(&mut self, segment: SegmentNumber, prefix: HashPrefix, is_ahead: bool) {
+    fn begin_visit(&mut self, visit: PreparedVisit, is_ahead: bool) {
         let (core, store, target) = (self.core, self.store, self.target);
-        self.visiting.insert(segment);
+        let segment = visit.segment;
         self.running.push(Box::pin(async move {
-            let (end, image) = core.visit_segment(store, prefix, target).await;
+            let (end, image) = core.visit_segment(store, visit, target).await;
             Ended::Visit { segment, is_ahead, end, image }
         }));
     }
@@ -283,9 +374,14 @@ impl<'a> SegmentVisits<'a> {
             && self.has_space()
             && self.core.reaches_window_end(self.store)
             && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
-            && let Some((segment, prefix)) = left.next_of(self.store, &self.visiting)
         {
-            self.begin_visit(segment, prefix, true);
+            let mut segments = std::mem::replace(left, SegmentsToVisit::OfIds(VecDeque::new()));
+            let next = self.next_visit(&mut segments, true);
+            if let ChunkAhead::Visiting { left, .. } = &mut self.ahead {
+                *left = segments;
+            }
+            let NextVisit::Ready(visit) = next else { return };
+            self.begin_visit(visit, true);
         }
     }
 
@@ -300,6 +396,11 @@ impl<'a> SegmentVisits<'a> {
                         Ok(None) | Err(_) => ChunkAhead::Absent,
                     };
                 }
+                return;
+            }
+            Ended::Prepared(visits) => {
+                self.is_preparing = false;
+                self.prepared.extend(visits);
                 return;
             }
         };
@@ -318,6 +419,7 @@ impl<'a> SegmentVisits<'a> {
                 && let ChunkAhead::Visiting { left, .. } = &mut self.ahead
             {
                 *left = SegmentsToVisit::OfIds(VecDeque::new());
+                self.discard_prepared();
             }
             return;
         }

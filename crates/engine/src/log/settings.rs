@@ -14,6 +14,12 @@ pub const COMPACTIONS_PER_CORE: usize = 8;
 pub const SUB_COMPACTIONS: usize = 16;
 /// The bytes of segment images that a core keeps in memory, unless it is set otherwise: of the hottest segments, and of those that are read to be written.
 pub const RECENT_IMAGE_BYTES: usize = 256 << 10;
+/// Value compaction keeps so small a part of the bytes of the chunks in memory, ...
+const PREPARED_DIVISOR: u64 = 1024;
+/// ... at least so many bytes, ...
+const PREPARED_BYTES_MIN: u64 = 2 << 20;
+/// ... and at most so many.
+const PREPARED_BYTES_MAX: u64 = 64 << 20;
 /// The mean bytes of entries of a segment with the shortest unit and with the longest.
 const SEGMENT_TARGETS: [(u32, u32); 2] = [(512, 800), (4096, 2_800)];
 /// A checkpoint is due after so many times its bytes of key log.
@@ -57,6 +63,8 @@ pub struct LogSettings {
     pub compaction_max_per_second: u64,
     /// The bytes of segment images that each core keeps in memory, of those that users' operations read or wrote last; 0 for none.
     pub recent_image_bytes: usize,
+    /// The bytes of images and records that value compaction keeps in memory in order to read records of many segments together; 0 for none.
+    pub prepared_bytes: u64,
     /// The least time from the begin of one pass of the scrub to that of the next one.
     pub scrub_interval: Nanos,
 }
@@ -77,9 +85,16 @@ impl LogSettings {
             pressure_interval: Nanos::from_millis(2),
             compaction_max_per_second: config.compact_bytes_per_second,
             recent_image_bytes: RECENT_IMAGE_BYTES,
+            prepared_bytes: prepared_bytes(layout),
             scrub_interval: Nanos::from_secs(3_600),
         }
     }
+}
+
+/// What value compaction keeps in memory, by the bytes of the chunks.
+fn prepared_bytes(layout: &LogLayout) -> u64 {
+    let pool_bytes = u64::from(layout.chunks) * u64::from(layout.chunk_bytes());
+    (pool_bytes / PREPARED_DIVISOR).clamp(PREPARED_BYTES_MIN, PREPARED_BYTES_MAX)
 }
 
 /// The mean bytes of entries of a segment: few of them cost memory, many make longer images.

@@ -29,7 +29,7 @@ use octokv_base::{Buffer, BufferPool, Key, Lba, Prng, UnixTime, Version};
 use octokv_device::fault_injection::{FaultDevice, FaultPlan};
 use octokv_device::{Device, DeviceFuture, Geometry, MemoryDevice, RamDisk};
 use octokv_runtime::{block_on, yield_now};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -46,6 +46,7 @@ const AREA_UNITS: u64 = 64;
 struct LaterMemory {
     memory: Rc<MemoryDevice>,
     turns: RefCell<Prng>,
+    reads: Rc<Cell<u64>>,
 }
 
 impl LaterMemory {
@@ -68,6 +69,7 @@ impl Device for LaterMemory {
         "later memory"
     }
     fn read(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
+        self.reads.set(self.reads.get() + 1);
         self.later(move |memory| memory.read(at, buffer))
     }
     fn write(&self, at: Lba, buffer: Buffer) -> DeviceFuture {
@@ -86,6 +88,8 @@ pub struct OpenTestVolume {
     pub core: LogCore,
     pub disk: MemoryDevice,
     pub faults: FaultPlan,
+    /// The reads of the device so far.
+    pub reads: Rc<Cell<u64>>,
     /// Milliseconds since 1970.
     pub clock: Arc<AtomicU64>,
 }
@@ -123,7 +127,8 @@ impl OpenTestVolume {
         assert!(layout.is_consistent());
         let ram = RamDisk::new(layout.units() * u64::from(UNIT_BYTES), UNIT_BYTES).unwrap();
         let memory = Rc::new(MemoryDevice::new(Arc::clone(&ram)));
-        let later = LaterMemory { memory, turns: RefCell::new(Prng::new(seed)) };
+        let reads = Rc::default();
+        let later = LaterMemory { memory, turns: RefCell::new(Prng::new(seed)), reads: Rc::clone(&reads) };
         let faults = FaultPlan::default();
         let device: Rc<dyn Device> = Rc::new(FaultDevice::new(Rc::new(later), faults.clone()));
         let clock = Arc::new(AtomicU64::new(1_000));
@@ -163,7 +168,7 @@ impl OpenTestVolume {
         let stores = (0..STORES).map(|number| new_store(number, &superblock, &settings, &pool)).collect();
         let volume = LogVolume::new(superblock, pool, stores, 0, UNIT_BYTES, config, settings);
         let core = LogCore::new(volume, device, BufferPool::new(64 << 20));
-        OpenTestVolume { core, disk: MemoryDevice::new(ram), faults, clock }
+        OpenTestVolume { core, disk: MemoryDevice::new(ram), faults, reads, clock }
     }
 
     pub fn stores(&self) -> &[Store] {

@@ -20,9 +20,9 @@ use super::compaction_window::CompactionWindow;
 use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
+use super::records_to_move::VisitTarget;
 use super::sealed_sums::LiveContents;
 use super::segment_buckets::image_units;
-use super::segment_visit::VisitTarget;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::store::{Store, StoreState};
 use super::value_chunk_ids::ValueChunk;
@@ -180,7 +180,7 @@ impl LogCore {
     }
 
     /// The live records and granules of the chunks of a value log from its head to `end`.
-    fn live_until(&self, state: &StoreState, end: ChunkIndex) -> (u64, u64) {
+    pub(super) fn live_until(&self, state: &StoreState, end: ChunkIndex) -> (u64, u64) {
         let granules = self.volume.layout().chunk_granules();
         // Without a count all of it may be live, in the shortest records.
         let uncounted = LiveContents { records: granules, amount: granules };

@@ -53,6 +53,8 @@ pub(super) struct LogCounters {
     pub moved_values: AtomicU64,
     /// The bytes of their records.
     pub moved_bytes: AtomicU64,
+    /// Those of them whose records it read together with others.
+    pub values_read_together: AtomicU64,
     /// Values whose records it found damaged.
     pub lost_values: AtomicU64,
     /// Images behind the last checkpoint that the opening replayed.

@@ -50,6 +50,7 @@ impl LogVolume {
             visited_segments: load(&counters.visits),
             moved_values: load(&counters.moved_values),
             moved_bytes: load(&counters.moved_bytes),
+            values_read_together: load(&counters.values_read_together),
             lost_values: load(&counters.lost_values),
             miscounts: self.pool.miscounts(),
             scrub: self.scrub.statistics(),

@@ -169,8 +169,9 @@ impl LogStoreExperiment {
                 of_engine.sub_compactions = settings.sub_compactions;
                 of_engine.compactions = settings.compactions;
                 of_engine.overlaps_rounds = settings.overlaps_rounds;
-                // The paper reads a segment for each operation.
+                // The paper reads a segment for each operation, and a record for each that moves.
                 of_engine.recent_image_bytes = 0;
+                of_engine.prepared_bytes = 0;
             };
             let opened = open_with(&device, &pool, open_config(settings), &format, adjust).await;
             let volume = opened.map_err(|error| format!("open: {error}"))?;
