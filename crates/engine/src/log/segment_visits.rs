@@ -475,3 +475,27 @@ impl SegmentsToVisit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_log_volume::OpenTestVolume;
+    use super::*;
+    use crate::Durability;
+
+    #[test]
+    fn what_is_prepared_for_the_next_round_is_of_this_one_only_if_it_is_left() {
+        let volume = OpenTestVolume::new(1, Durability::PowerSafe, |_| ());
+        let store = &volume.stores()[0];
+        let mut visits = SegmentVisits::new(&volume.core, store, VisitTarget::Window, RoundPace::Any);
+        let (segment, prefix) = (SegmentNumber(0), HashPrefix::MIN);
+        visits.visiting.insert(segment);
+        visits.prepared.push_back(PreparedVisit::alone((segment, prefix)));
+        visits.is_prepared_ahead = true;
+        let mut ids = VecDeque::new();
+        assert!(!visits.begin_visits(&mut SegmentsToVisit::OfIds(ids.clone())), "nothing is left");
+        assert_eq!((visits.of_round, visits.prepared.len()), (0, 1));
+        ids.push_back(prefix.id());
+        assert!(!visits.begin_visits(&mut SegmentsToVisit::OfIds(ids)), "it has begun");
+        assert_eq!((visits.of_round, visits.prepared.len(), visits.running.len()), (1, 0, 1));
+    }
+}
