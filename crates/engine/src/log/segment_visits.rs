@@ -11,7 +11,7 @@
 //! In: segments, and whether the next round follows. Out: the result of the visits. Invariants: a segment that ids name has one visit at a time; no visit in
 //! progress is dropped or left without being polled, as others may wait for the writes that it leads; prefetched visits do not change the result of the current round,
 //! and the next round visits again what they did not complete.
-//! Tested in `compaction_tests.rs` and `compaction_overlap_tests.rs`.
+//! Tested in `compaction_tests.rs` and `compaction_overlap_tests.rs`, and below.
 
 use super::compaction_rounds::RoundPace;
 use super::core::LogCore;
