@@ -97,7 +97,11 @@ impl<'a> ListPages<'a> {
     async fn next(&mut self, last: HashPrefix) -> Result<Option<ListPage>, EngineError> {
         while let Some(prefix) = self.next.filter(|&prefix| prefix <= last) {
             self.read_ahead(last);
-            let Some((read, page)) = self.reads.next().await else { break };
+            let Some((read, page)) = self.reads.next().await else {
+                // The page before was to be the last, and its segment was split before it was looked up.
+                self.unread = Some(prefix);
+                continue;
+            };
             if read == prefix {
                 let page = page?;
                 self.next = page.next;
@@ -293,6 +297,33 @@ mod tests {
             .filter(|key| store.range.contains(volume.core.volume.position_of(key.as_bytes())));
         for key in of_store {
             assert!(listed.contains(key.as_bytes()), "{key:?} is missing");
+        }
+    }
+
+    #[test]
+    fn the_last_segment_is_listed_whole_if_it_is_split_before_it_is_looked_up() {
+        let volume = OpenTestVolume::new(6, Durability::PowerSafe, |_| ());
+        (0..500).for_each(|number| stored(&volume, number));
+        let store = &volume.stores()[0];
+        let last = store.prefix_of(store.range.last());
+        let start_of_last = || {
+            let level = store.state.lock().table.level();
+            level.range_of(level.segment_of(last).0).first
+        };
+        let start = start_of_last();
+        let mut pages = ListPages::new(&volume.core, store, start);
+        pages.read_ahead(last);
+        assert_eq!((pages.reads.len(), pages.unread), (1, None));
+        (500..3_000).take_while(|_| start_of_last() == start).for_each(|number| stored(&volume, number));
+        assert!(start_of_last() > start, "it was not split");
+        let mut listed = BTreeSet::new();
+        while let Some(page) = block_on(pages.next(last), || ()).expect("no fault") {
+            listed.extend(page.entries(&volume.core).iter().map(|(_, entry)| entry.key.to_vec()));
+        }
+        for key in (0..500).map(key_of) {
+            let position = volume.core.volume.position_of(key.as_bytes());
+            let is_behind = store.range.contains(position) && store.prefix_of(position) >= start;
+            assert!(!is_behind || listed.contains(key.as_bytes()), "{key:?} is missing");
         }
     }
 
