@@ -80,3 +80,9 @@ fn an_error_of_a_read_ahead_fails_no_later_command() {
 fn a_unit_that_is_written_again_is_not_taken_for_a_corrupt_one() {
     assert_seeds_hold(Scenario::Log, &[21071]);
 }
+
+/// The last segment of a store was split between the begin of its read ahead and its lookup: the listing ended in the middle of it.
+#[test]
+fn a_listing_does_not_end_where_the_last_segment_was_split() {
+    assert_seeds_hold(Scenario::Log, &[5211]);
+}
