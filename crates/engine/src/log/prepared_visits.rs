@@ -33,15 +33,15 @@ const SHARED_READ_BYTES: u64 = 128 << 10;
 const RECORD_BYTES_MAX: u64 = 8 << 10;
 /// The memory of an entry or a record beside its bytes, about.
 const OVERHEAD_BYTES: u64 = 32;
-/// So many visits at once are as many shared reads at once: one transfers more.
+/// One shared read in flight is allowed for each four concurrent visits, since it transfers more bytes than a visit.
 const VISITS_PER_READ: usize = 4;
 
-/// Records of one segment that were read.
+/// The bytes of records of one segment, read before its visit, each with its first granule.
 #[derive(Debug, Default)]
 pub(super) struct ReadRecords(Vec<(u64, Box<[u8]>)>);
 
 impl ReadRecords {
-    /// The bytes of the record at a place, if they were read. They are given once.
+    /// Removes the bytes of the record at a place and returns them; `None` if they were not read.
     pub(super) fn take(&mut self, at: &ValuePlace) -> Option<Box<[u8]>> {
         let ValuePlace::Record(granule) = at else { return None };
         let found = self.0.iter().position(|(of, _)| of == granule)?;
@@ -49,12 +49,12 @@ impl ReadRecords {
     }
 }
 
-/// A visit, and what was read for it.
+/// A segment to visit, with its image and records if they were read before the visit begins.
 pub(super) struct PreparedVisit {
     pub segment: SegmentNumber,
     /// A prefix in the segment.
     pub prefix: HashPrefix,
-    /// Its image at some moment.
+    /// The image that a lookup found. It may be superseded when the visit begins.
     pub image: Option<FoundImage>,
     pub records: ReadRecords,
 }
@@ -69,7 +69,7 @@ impl PreparedVisit {
 /// What lies in the chunks whose records visits move.
 #[derive(Clone, Copy, Debug)]
 struct WindowContents {
-    /// Of the chunks.
+    /// The size of these chunks.
     bytes: u64,
     records: u64,
     record_bytes: u64,

@@ -42,9 +42,9 @@ const GROUP_BYTES: usize = 256 << 10;
 
 /// The value of a record that was read.
 enum MovedValue {
-    /// It lies in the buffer there.
+    /// From a read of this record: the buffer, and the range of the value in it.
     Alone(Buffer, Range<usize>),
-    /// The record is here, and the value in it.
+    /// From a shared read: the bytes of the record, and the range of the value in them.
     WithOthers(Box<[u8]>, Range<usize>),
 }
 
@@ -307,7 +307,7 @@ impl LogCore {
         has_space
     }
 
-    /// Reads a record until it is intact, or as often as damage has to be seen, unless it is intact in what was `read` before.
+    /// Returns the value of a record: from `read`, the bytes that a shared read has given, if they are intact, or else from the device in at most [`DAMAGE_READS`] reads.
     async fn read_to_move(
         &self,
         store: &Store,

@@ -88,12 +88,13 @@ enum Ended<'a> {
     Prepared(Vec<PreparedVisit>),
 }
 
-/// What is to be visited next.
+/// The next segment to visit.
 enum NextVisit {
+    /// Its visit may begin.
     Ready(PreparedVisit),
-    /// One that is being prepared.
+    /// Segments are being prepared; their visits follow.
     Awaited,
-    /// None, or segments alone that are visited now.
+    /// No segment is left, or only ones whose visits are in progress.
     Absent,
 }
 
@@ -111,7 +112,7 @@ pub(super) struct SegmentVisits<'a> {
     /// Visits that may begin.
     prepared: VecDeque<PreparedVisit>,
     is_preparing: bool,
-    /// Whether these visits are of the next round.
+    /// Whether `prepared`, and what is being prepared, belongs to the next round.
     is_prepared_ahead: bool,
     /// How many of those visits belong to the round.
     of_round: usize,
@@ -279,7 +280,7 @@ impl<'a> SegmentVisits<'a> {
     fn next_visit(&mut self, segments: &mut SegmentsToVisit, is_ahead: bool) -> NextVisit {
         let has_prepared = self.is_preparing || !self.prepared.is_empty();
         if has_prepared && self.is_prepared_ahead != is_ahead {
-            // Segments that were visited, and not to the end, are left of the round.
+            // The round may still have segments whose visits were incomplete.
             let alone = if is_ahead { None } else { self.take_segments(segments, 1).pop() };
             return alone.map_or(NextVisit::Absent, |next| NextVisit::Ready(PreparedVisit::alone(next)));
         }
@@ -304,7 +305,7 @@ impl<'a> SegmentVisits<'a> {
         }
     }
 
-    /// The next segments that are not visited now, up to so many, which are from now on.
+    /// Takes up to `most` segments that are not being visited, and marks them as being visited.
     fn take_segments(
         &mut self,
         segments: &mut SegmentsToVisit,

@@ -11,9 +11,9 @@ use std::ops::Range;
 /// A read, and the records that lie in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SharedRead {
-    /// What is read.
+    /// The units of the device that the read covers.
     pub units: Range<u64>,
-    /// The numbers of the records.
+    /// The records in it, as indices into the list that was given.
     pub records: Range<usize>,
 }
 
