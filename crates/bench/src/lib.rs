@@ -24,7 +24,7 @@
 //! - `scan_progress`: the pairs of one scan, checked.
 //! - [`runner`]: starts the workers of a workload and merges their results. [`error`](mod@error): why a run failed.
 //! - [`recorder`]: counters and latencies of a worker; [`time_series`]: the same by interval.
-//! - `resource_usage`: processor time and disk accesses of a workload.
+//! - `resource_usage`: processor time and disk accesses of a workload. [`log_work`]: what the log engine did in it.
 //! - [`workload_result`]: the result of a workload, and its lines of the table.
 //! - [`calibration`]: the times of gets, puts and deletes at saturation, and their ratios.
 //! - [`ordered_measurements`]: measurements of the ordered engine that take more than one workload.
@@ -50,6 +50,7 @@ pub mod host_kvs;
 pub mod key_distribution;
 pub mod kv_worker;
 pub mod local_engine;
+pub mod log_work;
 pub mod machine_info;
 pub mod name_lookup;
 mod op_generator;

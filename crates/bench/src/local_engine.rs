@@ -426,9 +426,14 @@ mod tests {
         for kind in EngineKind::ALL {
             let path = directory.path().join(kind.name());
             let engine = open(&path, kind, 2).expect("opens");
-            for result in run_on(&engine, &config(&all, 2), 2).expect("runs") {
+            let results = run_on(&engine, &config(&all, 2), 2).expect("runs");
+            for result in &results {
                 assert_eq!((result.operations, result.not_found), (KEYS, 0), "{kind} {}", result.workload);
             }
+            // Twelve puts of one segment may share an image.
+            let images = results[0].log.map(|log| log.images);
+            assert_eq!(images.is_some(), kind == EngineKind::Log, "{kind}");
+            assert!(images.is_none_or(|images| (1.0 / 12.0..=2.0).contains(&images)), "{images:?}");
             engine.reopen().expect("opens again");
             let read = run_on(&engine, &config(&[Workload::ReadRandom], 2), 2).expect("runs");
             assert_eq!((read[0].not_found, read[0].verified), (0, true), "{kind}");

@@ -4,6 +4,7 @@ use crate::baselines::resp_worker;
 use crate::config::{BenchConfig, StopCondition};
 use crate::error::{BenchError, TargetFailure};
 use crate::local_engine::LocalEngine;
+use crate::log_work::LogWork;
 use crate::op_generator::KeySpace;
 use crate::platform::GeneratorPlatform;
 use crate::recorder::Recorder;
@@ -77,6 +78,7 @@ pub fn run(
                 })
                 .collect();
         let before = system.data_path().map(ResourceSample::take);
+        let log_before = system.log_statistics();
         let recorders = run_workers(&targets, system, config, &mut progress)?;
         let mut result = result_of(workload, system, config, nodes, recorders);
         if let Some((before, path)) = before.zip(system.data_path()) {
@@ -84,6 +86,8 @@ pub fn run(
                 targets.iter().map(|(shared, _)| shared.completed_ops.load(Ordering::Relaxed)).sum();
             result.set_usage(before.until(&ResourceSample::take(path), operations));
             result.index_bytes = system.index_bytes();
+            let log = log_before.zip(system.log_statistics());
+            result.log = log.and_then(|(before, after)| LogWork::between(&before, &after, operations));
         }
         results.push(result);
     }

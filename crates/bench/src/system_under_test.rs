@@ -13,7 +13,7 @@ use crate::config::BenchConfig;
 use crate::host_kvs::HostKvs;
 use crate::local_engine::LocalEngine;
 use crate::rocksdb_store::RocksDbStore;
-use octokv_engine::Durability;
+use octokv_engine::{Durability, LogStatistics};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -93,6 +93,14 @@ impl SystemUnderTest {
         match self {
             SystemUnderTest::LocalEngine(local) => Some(local.statistics().index_bytes),
             SystemUnderTest::RocksDb(store) => store.index_bytes(),
+            _ => None,
+        }
+    }
+
+    /// The statistics of the logs of a log engine in this process; `None` for the others.
+    pub fn log_statistics(&self) -> Option<LogStatistics> {
+        match self {
+            SystemUnderTest::LocalEngine(local) => local.statistics().log,
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! The result of a workload, and its lines of the table.
 
 use crate::config::BenchConfig;
+use crate::log_work::LogWork;
 use crate::recorder::Recorder;
 use crate::resource_usage::ResourceUsage;
 use crate::syscall_timing::SyscallTimes;
@@ -95,6 +96,9 @@ pub struct WorkloadResult {
     pub resident_bytes_peak: Option<u64>,
     /// Bytes of the store's index at the end: in memory, for RocksDB on the disk.
     pub index_bytes: Option<u64>,
+    /// What a log engine in this process did; `None` for other systems.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogWork>,
     /// The result of each of several targets; empty for one target.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetResult>,
@@ -213,6 +217,7 @@ impl WorkloadResult {
             device_written_bytes_per_operation: None,
             resident_bytes_peak: None,
             index_bytes: None,
+            log: None,
             targets: Vec::new(),
             series_interval_s: interval.as_secs_f64(),
             series,
