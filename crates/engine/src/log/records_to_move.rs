@@ -42,6 +42,11 @@ impl RecordToMove {
         SegmentEntry { key: &self.key, meta: self.meta, contents }
     }
 
+    /// Where its value lies before it moves.
+    pub(super) fn old_value(&self) -> OldValue {
+        OldValue { at: self.at.clone(), record_bytes: self.record_bytes() }
+    }
+
     pub(super) fn record_bytes(&self) -> u32 {
         value_record_bytes(self.key.len(), self.value_bytes, &self.meta)
     }
@@ -54,18 +59,24 @@ impl LogCore {
         image: &'s SegmentImage,
         chunks: &'s VisitedChunks,
     ) -> impl Iterator<Item = RecordToMove> + 's {
-        let records = image.iter().filter_map(|entry| {
+        image.iter().filter_map(|entry| {
             let EntryContents::Value { bytes: value_bytes, at } = entry.contents else { return None };
-            Some(RecordToMove { key: entry.key.to_vec(), meta: entry.meta, value_bytes, at })
-        });
-        records.filter(|record| self.is_in(record, chunks))
+            let record_bytes = value_record_bytes(entry.key.len(), value_bytes, &entry.meta);
+            let value = OldValue { at, record_bytes };
+            // Of a segment's entries few are: the keys of the others are not copied.
+            self.is_in(&value, chunks).then(|| RecordToMove {
+                key: entry.key.to_vec(),
+                meta: entry.meta,
+                value_bytes,
+                at: value.at,
+            })
+        })
     }
 
     /// Whether any part of a record lies in these chunks of the value log.
-    pub(super) fn is_in(&self, record: &RecordToMove, chunks: &VisitedChunks) -> bool {
+    pub(super) fn is_in(&self, value: &OldValue, chunks: &VisitedChunks) -> bool {
         let pool = &self.volume.pool;
-        let value = OldValue { at: record.at.clone(), record_bytes: record.record_bytes() };
-        let mut chunks_of_record = granules_of(&value, self.volume.layout());
+        let mut chunks_of_record = granules_of(value, self.volume.layout());
         chunks_of_record.any(|(chunk, _)| match chunks {
             VisitedChunks::One(visited) => chunk == *visited,
             VisitedChunks::Indices(indices) => {

@@ -288,7 +288,7 @@ impl LogCore {
     ) -> bool {
         let head = held.with(|state, _| state.values.head());
         let head_end = ChunkIndex(head.0 + 1);
-        if self.is_in(record, &VisitedChunks::Indices(head..head_end)) {
+        if self.is_in(&record.old_value(), &VisitedChunks::Indices(head..head_end)) {
             return true;
         }
         let (layout, limits) = (self.volume.layout(), self.volume.pool.limits());
