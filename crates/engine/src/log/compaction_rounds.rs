@@ -75,6 +75,15 @@ struct LogContents {
     garbage_bytes: u64,
 }
 
+/// What lives in all sealed chunks of a log.
+#[derive(Clone, Copy, Debug, Default)]
+struct LiveSums {
+    /// Images, or records.
+    records: u64,
+    /// Their units or granules.
+    amount: u64,
+}
+
 impl LogContents {
     /// What lives in the head chunk, or in a chunk on average if that is less. A head that is fuller than the others is cold: what compacting it costs is
     /// spent on the garbage behind it.
@@ -425,14 +434,12 @@ impl LogCore {
         let (layout, pool) = (self.volume.layout(), &self.volume.pool);
         let unit_bytes = u64::from(layout.unit_bytes);
         // The images of a key log are counted.
-        let keys = self.contents_of(&state.keys, passed, 0);
+        let keys = self.contents_of(&state.keys, passed, LiveSums::default());
         // A pass over the whole log leaves these ends again. What chunks of any log are allowed for is part of them.
         let images = SealedSums { records: keys.records, amount: keys.amount, ..SealedSums::default() };
         let left_bytes = keys.chunks * (pool.sizes().key_end_bytes(&images) - pool.sizes().end_bytes());
         let keys = LogContents { garbage_bytes: keys.garbage_bytes.saturating_sub(left_bytes), ..keys };
-        let in_tail = self.volume.pool.live_of(state.values.tail().chunk).map_or(0, |live| live.amount);
-        let live_granules = state.totals_published.live_granules.saturating_sub(in_tail.into());
-        let values = self.contents_of(&state.values, passed, live_granules);
+        let values = self.contents_of(&state.values, passed, self.sealed_values(state));
         // A window has the same part of the records as of the chunks.
         let window = (values.chunks / u64::from(self.volume.settings.window_divisor.max(1))).max(1);
         let window_records = (values.records * window).checked_div(values.chunks).unwrap_or(0);
@@ -490,23 +497,34 @@ impl LogCore {
         }
     }
 
-    /// Live contents and garbage of the sealed chunks of a log, without the first `passed`. All sealed chunks together have `live_amount` live units or granules.
-    ///
-    /// Chunks whose live contents are not counted since a recovery get equal parts of `live_amount` less that of the counted ones. The mean of the counted chunks
-    /// would be too high: after a recovery they are few, and new, so nearly full of live data.
-    fn contents_of(&self, log: &ChunkLog, passed: usize, live_amount: u64) -> LogContents {
+    /// What lives in the sealed chunks of a value log.
+    fn sealed_values(&self, state: &StoreState) -> LiveSums {
+        let in_tail = self.volume.pool.live_of(state.values.tail().chunk).unwrap_or_default();
+        let totals = &state.totals_published;
+        LiveSums {
+            // Keys without a value, which have no record, are few.
+            records: totals.keys.saturating_sub(in_tail.records.into()),
+            amount: totals.live_granules.saturating_sub(in_tail.amount.into()),
+        }
+    }
+
+    /// What is taken to live in a sealed chunk of a value log whose contents are not counted since a recovery.
+    pub(super) fn uncounted_values(&self, state: &StoreState) -> LiveContents {
+        let (pool, live) = (&self.volume.pool, self.sealed_values(state));
+        let sums = pool.sealed_sums(state.values.partition(), LogKind::Values);
+        sums.uncounted_mean(live.records, live.amount, self.volume.layout().chunk_granules())
+    }
+
+    /// Live contents and garbage of the sealed chunks of a log, without the first `passed`; those that are not counted since a recovery have equal parts of what `live`
+    /// has beyond the counted ones.
+    fn contents_of(&self, log: &ChunkLog, passed: usize, live: LiveSums) -> LogContents {
         let (pool, kind) = (&self.volume.pool, log.kind());
         let mut sealed = log.sealed().map(|(_, chunk)| chunk);
         let sums =
             sealed.by_ref().take(passed).fold(pool.sealed_sums(log.partition(), kind), |sums, chunk| {
                 sums.without(pool.sealed_part(chunk))
             });
-        let amount = live_amount.saturating_sub(sums.amount) / sums.uncounted.max(1);
-        let mean = LiveContents {
-            // A mean of numbers of 32 bits; one without any count.
-            records: sums.records.checked_div(sums.counted).map_or(1, |mean| mean as u32).max(1),
-            amount: amount.min(self.volume.layout().chunk_granules().into()) as u32,
-        };
+        let mean = sums.uncounted_mean(live.records, live.amount, self.volume.layout().chunk_granules());
         let unused_bytes = sums.uncounted * pool.sizes().garbage_bytes(kind, mean);
         LogContents {
             chunks: sums.counted + sums.uncounted,

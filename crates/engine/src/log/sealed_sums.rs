@@ -6,7 +6,7 @@
 //!   sum of a log = parts of its sealed chunks        a change: + the new part - the former one
 //! ```
 //! In: a part before and after a change. Out: the sum; what ends of key chunks take. Invariants: changes of the chunks of a store have its lock, so a reader with that lock sees exact sums.
-//! Tested in `chunk_pool_tests.rs`, against a model.
+//! Tested in `chunk_pool_tests.rs`, against a model, and below.
 
 use super::chunk_directory::{DIRECTORY_ID_BYTES, DIRECTORY_TRAILER_BYTES};
 use super::log_layout::ChunkSizes;
@@ -130,6 +130,18 @@ impl SealedSums {
         SealedSums { counted, uncounted, records, amount, garbage_bytes, uncounted_vacated_bytes }
     }
 
+    /// What a chunk whose contents are not counted has on average, if `records` with so many granules or units live in all sealed chunks: equal parts of what the counted
+    /// ones leave, at most `amount_max`. The mean of the counted ones would be too high: after a recovery they are few, and new, so nearly full of live data.
+    pub(super) fn uncounted_mean(&self, records: u64, amount: u64, amount_max: u32) -> LiveContents {
+        let part = |all: u64, counted: u64| {
+            let each = all.saturating_sub(counted) / self.uncounted.max(1);
+            u32::try_from(each).unwrap_or(u32::MAX)
+        };
+        let amount = part(amount, self.amount).min(amount_max);
+        // A record has a granule at least.
+        LiveContents { records: part(records, self.records).clamp(1, amount.max(1)), amount }
+    }
+
     /// The sums without a part of them.
     pub(super) fn without(self, part: SealedSums) -> SealedSums {
         let (mut fields, part) = (self.fields(), part.fields());
@@ -158,5 +170,23 @@ impl SealedCounters {
                 sum.fetch_add(next.wrapping_sub(former), Ordering::Relaxed);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_without_a_count_have_equal_parts_of_what_counted_ones_leave() {
+        let sums = SealedSums { counted: 2, uncounted: 4, records: 30, amount: 900, ..SealedSums::default() };
+        let mean = |records, amount| sums.uncounted_mean(records, amount, 1_000);
+        let live = |records, amount| LiveContents { records, amount };
+        assert_eq!(mean(70, 2_900), live(10, 500));
+        assert_eq!(mean(70, 9_000), live(10, 1_000), "not more than a chunk has");
+        assert_eq!(mean(9_000, 2_900), live(500, 500), "a record has a granule");
+        // Sums that are not exact leave nothing, and a chunk that may have a record.
+        assert_eq!(mean(20, 800), live(1, 0));
+        assert_eq!(SealedSums::default().uncounted_mean(0, 0, 1_000), live(1, 0));
     }
 }

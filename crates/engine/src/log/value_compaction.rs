@@ -21,7 +21,6 @@ use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::records_to_move::VisitTarget;
-use super::sealed_sums::LiveContents;
 use super::segment_buckets::image_units;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::store::{Store, StoreState};
@@ -181,9 +180,7 @@ impl LogCore {
 
     /// The live records and granules of the chunks of a value log from its head to `end`.
     pub(super) fn live_until(&self, state: &StoreState, end: ChunkIndex) -> (u64, u64) {
-        let granules = self.volume.layout().chunk_granules();
-        // Without a count all of it may be live, in the shortest records.
-        let uncounted = LiveContents { records: granules, amount: granules };
+        let uncounted = self.uncounted_values(state);
         let chunks = state.values.sealed().take_while(|&(index, _)| index < end);
         let live = chunks.map(|(_, chunk)| self.volume.pool.live_of(chunk).unwrap_or(uncounted));
         live.fold((0, 0), |(records, amount), live| {
@@ -197,7 +194,8 @@ impl LogCore {
         let (layout, pool) = (self.volume.layout(), &self.volume.pool);
         let Some(window) = &state.window else { return 0 };
         let segments = state.table.segments().max(1);
-        let visits = pool.live_of(chunk).map_or(segments, |live| u64::from(live.records).min(segments));
+        let live = pool.live_of(chunk).unwrap_or_else(|| self.uncounted_values(state));
+        let visits = u64::from(live.records).min(segments);
         let live_bytes = self.live_until(state, window.end()).1 << layout.granule_log2;
         let moved_bytes = live_bytes / segments * visits;
         let entry_bytes = (state.totals.entry_bytes / segments) as usize;
