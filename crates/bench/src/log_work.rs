@@ -45,9 +45,25 @@ mod tests {
 
     #[test]
     fn work_is_per_operation() {
-        let log = |images, moved_values| LogStatistics { images, moved_values, ..LogStatistics::default() };
-        let work = LogWork::between(&log(100, 7), &log(400, 8), 200).expect("operations");
-        assert_eq!((work.images, work.moved_values, work.waited_writes), (1.5, 0.005, 0.0));
-        assert_eq!(LogWork::between(&log(1, 1), &log(2, 2), 0), None);
+        // A different number in each field: none may be taken for another.
+        let log = |times: u64| LogStatistics {
+            waited_writes: times,
+            images: 2 * times,
+            moved_images: 3 * times,
+            visited_segments: 4 * times,
+            moved_values: 5 * times,
+            values_read_together: 6 * times,
+            ..LogStatistics::default()
+        };
+        let expected = LogWork {
+            waited_writes: 0.5,
+            images: 1.0,
+            moved_images: 1.5,
+            visited_segments: 2.0,
+            moved_values: 2.5,
+            values_read_together: 3.0,
+        };
+        assert_eq!(LogWork::between(&log(100), &log(200), 200), Some(expected));
+        assert_eq!(LogWork::between(&log(1), &log(2), 0), None);
     }
 }

@@ -19,7 +19,7 @@ use super::compaction_policy::{
 use super::core::LogCore;
 use super::log_place::LogKind;
 use super::pinned_chunks::is_passing_error;
-use super::sealed_sums::{LiveContents, SealedSums};
+use super::sealed_sums::{LiveContents, LiveSums, SealedSums};
 use super::store::{Store, StoreState};
 use crate::{Durability, EngineError};
 use octokv_device::DeviceError;
@@ -73,15 +73,6 @@ struct LogContents {
     /// Their units or granules.
     amount: u64,
     garbage_bytes: u64,
-}
-
-/// What lives in all sealed chunks of a log.
-#[derive(Clone, Copy, Debug, Default)]
-struct LiveSums {
-    /// Images, or records.
-    records: u64,
-    /// Their units or granules.
-    amount: u64,
 }
 
 impl LogContents {
@@ -497,26 +488,26 @@ impl LogCore {
         }
     }
 
-    /// What lives in the sealed chunks of a value log.
+    /// The live contents of all sealed chunks of a value log.
     fn sealed_values(&self, state: &StoreState) -> LiveSums {
         let in_tail = self.volume.pool.live_of(state.values.tail().chunk).unwrap_or_default();
         let totals = &state.totals_published;
         LiveSums {
-            // Keys without a value, which have no record, are few.
+            // A key with an empty value has no record; such keys are taken to be few.
             records: totals.keys.saturating_sub(in_tail.records.into()),
             amount: totals.live_granules.saturating_sub(in_tail.amount.into()),
         }
     }
 
-    /// What is taken to live in a sealed chunk of a value log whose contents are not counted since a recovery.
+    /// The estimated live contents of a sealed chunk of a value log whose live contents are not counted since a recovery.
     pub(super) fn uncounted_values(&self, state: &StoreState) -> LiveContents {
         let (pool, live) = (&self.volume.pool, self.sealed_values(state));
         let sums = pool.sealed_sums(state.values.partition(), LogKind::Values);
-        sums.uncounted_mean(live.records, live.amount, self.volume.layout().chunk_granules())
+        sums.uncounted_mean(live, self.volume.layout().chunk_granules())
     }
 
-    /// Live contents and garbage of the sealed chunks of a log, without the first `passed`; those that are not counted since a recovery have equal parts of what `live`
-    /// has beyond the counted ones.
+    /// Live contents and garbage of the sealed chunks of a log, without the first `passed`. `live` are the live contents of all sealed chunks, from which those of chunks
+    /// that are not counted since a recovery are estimated ([`SealedSums::uncounted_mean`]).
     fn contents_of(&self, log: &ChunkLog, passed: usize, live: LiveSums) -> LogContents {
         let (pool, kind) = (&self.volume.pool, log.kind());
         let mut sealed = log.sealed().map(|(_, chunk)| chunk);
@@ -524,7 +515,7 @@ impl LogCore {
             sealed.by_ref().take(passed).fold(pool.sealed_sums(log.partition(), kind), |sums, chunk| {
                 sums.without(pool.sealed_part(chunk))
             });
-        let mean = sums.uncounted_mean(live.records, live.amount, self.volume.layout().chunk_granules());
+        let mean = sums.uncounted_mean(live, self.volume.layout().chunk_granules());
         let unused_bytes = sums.uncounted * pool.sizes().garbage_bytes(kind, mean);
         LogContents {
             chunks: sums.counted + sums.uncounted,

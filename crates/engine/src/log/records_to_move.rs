@@ -42,7 +42,7 @@ impl RecordToMove {
         SegmentEntry { key: &self.key, meta: self.meta, contents }
     }
 
-    /// Where its value lies before it moves.
+    /// The place and length of its record before the move.
     pub(super) fn old_value(&self) -> OldValue {
         OldValue { at: self.at.clone(), record_bytes: self.record_bytes() }
     }
@@ -63,7 +63,7 @@ impl LogCore {
             let EntryContents::Value { bytes: value_bytes, at } = entry.contents else { return None };
             let record_bytes = value_record_bytes(entry.key.len(), value_bytes, &entry.meta);
             let value = OldValue { at, record_bytes };
-            // Of a segment's entries few are: the keys of the others are not copied.
+            // Most entries are not: their keys are not copied.
             self.is_in(&value, chunks).then(|| RecordToMove {
                 key: entry.key.to_vec(),
                 meta: entry.meta,
@@ -73,7 +73,7 @@ impl LogCore {
         })
     }
 
-    /// Whether any part of a record lies in these chunks of the value log.
+    /// Whether any part of a value's record lies in these chunks of the value log.
     pub(super) fn is_in(&self, value: &OldValue, chunks: &VisitedChunks) -> bool {
         let pool = &self.volume.pool;
         let mut chunks_of_record = granules_of(value, self.volume.layout());

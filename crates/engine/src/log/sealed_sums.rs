@@ -26,6 +26,15 @@ pub struct LiveContents {
     pub amount: u32,
 }
 
+/// The live contents of several chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveSums {
+    /// Records of value logs, images of key logs.
+    pub records: u64,
+    /// The granules of those records, the units of those images.
+    pub amount: u64,
+}
+
 impl ChunkSizes {
     /// Chunks of so many units of 512 bytes, and granules of 8.
     #[cfg(test)]
@@ -130,16 +139,16 @@ impl SealedSums {
         SealedSums { counted, uncounted, records, amount, garbage_bytes, uncounted_vacated_bytes }
     }
 
-    /// What a chunk whose contents are not counted has on average, if `records` with so many granules or units live in all sealed chunks: equal parts of what the counted
-    /// ones leave, at most `amount_max`. The mean of the counted ones would be too high: after a recovery they are few, and new, so nearly full of live data.
-    pub(super) fn uncounted_mean(&self, records: u64, amount: u64, amount_max: u32) -> LiveContents {
-        let part = |all: u64, counted: u64| {
+    /// The estimated live contents of one of the uncounted chunks: an equal share of those of all sealed chunks, `live`, less those of the counted chunks; at most
+    /// `amount_max`. The mean of the counted chunks would be too high: after a recovery they are few, and new, so nearly all of what they hold is live.
+    pub(super) fn uncounted_mean(&self, live: LiveSums, amount_max: u32) -> LiveContents {
+        let share = |all: u64, counted: u64| {
             let each = all.saturating_sub(counted) / self.uncounted.max(1);
             u32::try_from(each).unwrap_or(u32::MAX)
         };
-        let amount = part(amount, self.amount).min(amount_max);
+        let amount = share(live.amount, self.amount).min(amount_max);
         // A record has a granule at least.
-        LiveContents { records: part(records, self.records).clamp(1, amount.max(1)), amount }
+        LiveContents { records: share(live.records, self.records).clamp(1, amount.max(1)), amount }
     }
 
     /// The sums without a part of them.
@@ -178,15 +187,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_without_a_count_have_equal_parts_of_what_counted_ones_leave() {
+    fn an_uncounted_chunk_is_estimated_by_its_share_of_what_is_not_in_counted_chunks() {
         let sums = SealedSums { counted: 2, uncounted: 4, records: 30, amount: 900, ..SealedSums::default() };
-        let mean = |records, amount| sums.uncounted_mean(records, amount, 1_000);
+        let mean = |records, amount| sums.uncounted_mean(LiveSums { records, amount }, 1_000);
         let live = |records, amount| LiveContents { records, amount };
         assert_eq!(mean(70, 2_900), live(10, 500));
         assert_eq!(mean(70, 9_000), live(10, 1_000), "not more than a chunk has");
         assert_eq!(mean(9_000, 2_900), live(500, 500), "a record has a granule");
-        // Sums that are not exact leave nothing, and a chunk that may have a record.
+        // If the counted chunks have all of it, no granule is left; a record is always allowed for.
         assert_eq!(mean(20, 800), live(1, 0));
-        assert_eq!(SealedSums::default().uncounted_mean(0, 0, 1_000), live(1, 0));
+        assert_eq!(SealedSums::default().uncounted_mean(LiveSums::default(), 1_000), live(1, 0));
     }
 }
