@@ -1,4 +1,4 @@
-//! Tests of the pace of compaction: how many compactions and visits run at once follows from the free chunks.
+//! Tests of the pace of compaction: how many compactions and visits run at once follows from the free chunks, and the space that a window needs from what lives in its chunks.
 
 use super::compaction_rounds::RoundPace;
 use super::compaction_tests::{filled, stored};
@@ -64,4 +64,28 @@ fn more_compactions_begin_the_fewer_chunks_are_spare() {
     assert_eq!(begins_beside(1), Ok(true));
     fill_until(5);
     assert_eq!(begins_beside(3), Ok(true));
+}
+
+#[test]
+fn what_lives_in_chunks_without_a_count_is_expected_to_be_what_the_counted_ones_leave() {
+    let volume = OpenTestVolume::new(18, Durability::PowerSafe, |_| ());
+    filled(&volume, 1_500, 2);
+    let store = &volume.stores()[0];
+    let sealed: Vec<_> = store.state.lock().values.sealed().collect();
+    let live = || {
+        let state = store.state.lock();
+        volume.core.live_until(&state, state.values.tail().index)
+    };
+    let (records, granules) = live();
+    let chunks = sealed.len() as u64;
+    assert!(chunks > 10 && records > 300, "{records} records in {chunks} chunks");
+    // As a recovery leaves them: a change that is not possible ends the count of a chunk.
+    for &(_, chunk) in &sealed {
+        volume.pool().add_live(chunk, i32::MIN, 0);
+        assert_eq!(volume.pool().live_of(chunk), None);
+    }
+    let (expected_records, expected_granules) = live();
+    assert!((granules - chunks..=granules).contains(&expected_granules), "{expected_granules} of {granules}");
+    // All values have a record.
+    assert!((records - chunks..=records).contains(&expected_records), "{expected_records} of {records}");
 }
