@@ -20,7 +20,9 @@ use super::segment_ref::SegmentRef;
 use super::store_image::{CheckpointId, PAGE_SEGMENTS, append_page, append_store};
 use super::superblock::{LogCheckpoint, LogSuperblock};
 use super::test_store_model::{TestStore, WrittenImage};
-use super::value_record::{NewValueRecord, ValueRecordPlace, encode_value_record, record_granules};
+use super::value_record::{
+    NewValueRecord, ValueRecordPlace, encode_value_record, record_granules, value_record_bytes,
+};
 use crate::common::record::RecordMeta;
 use crate::common::superblock::SUPERBLOCK_STRIDE_BYTES;
 use crate::common::superblock::Superblock;
@@ -151,6 +153,7 @@ impl TestLogVolume {
         let meta = RecordMeta::PLAIN;
         let value: Vec<u8> = (0..value_bytes).map(|at| (at as u64 * 7 + self.values_written) as u8).collect();
         let granules = record_granules(key.len(), value_bytes, &meta, self.layout.granule_log2);
+        let record_bytes = value_record_bytes(key.len(), value_bytes, &meta);
         let usable = self.layout.chunk_granules() - DIRECTORY_GRANULES;
         if self.stores[store].model.value_tail.granule + granules > usable {
             self.hop_values(store);
@@ -178,7 +181,9 @@ impl TestLogVolume {
             let at = self.granule_bytes_at(chunk, granule);
             let part = bytes[written as usize * 8..(written + count) as usize * 8].to_vec();
             self.write(at, &part);
-            parts.push((at, part));
+            // The padding behind the record is no part of it: a unit that was lost may differ there alone.
+            let of_record = record_bytes.saturating_sub(written << self.layout.granule_log2) as usize;
+            parts.push((at, part[..of_record.min(part.len())].to_vec()));
             extents.push(ValueExtent { chunk, granules: count });
             written += count;
         }
