@@ -1,8 +1,8 @@
 //! Tests of the pace of compaction: how many compactions and visits run at once follows from the free chunks, and the space that a window needs from what lives in its chunks.
 
 use super::compaction_rounds::RoundPace;
-use super::compaction_tests::{filled, stored};
-use super::log_place::LogKind;
+use super::compaction_tests::{check_values, filled, stored, value_head};
+use super::log_place::{ChunkIndex, LogKind};
 use super::test_log_volume::OpenTestVolume;
 use crate::Durability;
 use crate::conformance::key_of;
@@ -24,6 +24,41 @@ fn beside_many_compactions_a_round_waits_for_spare_chunks() {
     drop(many);
     let _few = begun(3);
     assert_eq!(round(), Ok(true));
+}
+
+/// The head of the value log of store 0 behind as many rounds as help.
+fn head_compacted_in_turn(volume: &OpenTestVolume) -> ChunkIndex {
+    while block_on(volume.core.compact_round(u32::MAX, RoundPace::InTurn), || ()) == Ok(true) {}
+    value_head(volume, 0)
+}
+
+#[test]
+fn a_round_without_room_for_its_window_waits_for_the_rounds_of_other_value_logs() {
+    let volume = OpenTestVolume::of_chunks((512, 32), 19, Durability::PowerSafe, |_| ());
+    let mut model = filled(&volume, 1_500, 1);
+    let mut overwrite = |numbers: &mut dyn Iterator<Item = u64>| {
+        for number in numbers {
+            let bytes = model[&number].1;
+            stored(&volume, &key_of(number), number, bytes);
+            model.insert(number, (number, bytes));
+        }
+    };
+    // Of a store that the volume does not have. Its round takes all chunks that are spare, or become so.
+    let running = &volume.core.volume.compactions;
+    let turn = running.begin(10, LogKind::Values).expect("none runs");
+    assert!(running.take_round(10, LogKind::Values, u64::MAX, u64::MAX));
+    // A half of each chunk is garbage.
+    overwrite(&mut (0..1_500).step_by(2));
+    let full = value_head(&volume, 0);
+    assert_eq!(head_compacted_in_turn(&volume), full);
+    assert!(volume.stores()[0].state.lock().window.is_none(), "it would be in the way of other windows");
+    // Nothing lives in the chunks of the keys that were stored first.
+    overwrite(&mut (0..600).map(|operation| operation * 7 % 1_500));
+    let emptied = head_compacted_in_turn(&volume);
+    assert!(emptied > full, "it is {full:?}");
+    drop(turn);
+    assert!(head_compacted_in_turn(&volume) > emptied, "it is {emptied:?}");
+    check_values(&volume, 1_500, &model);
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl LogCore {
         let mut visits = SegmentVisits::new(self, store, VisitTarget::Window, pace);
         let mut has_advanced = false;
         let end = loop {
-            let end = self.value_round(store, window_room, &mut visits, goes_on).await;
+            let end = self.value_round(store, (pace, window_room), &mut visits, goes_on).await;
             if end == Ok(RoundEnd::OutOfTurn) {
                 break end;
             }
@@ -85,11 +85,11 @@ impl LogCore {
     async fn value_round(
         &self,
         store: &Store,
-        window_room: Option<u64>,
+        (pace, window_room): (RoundPace, Option<u64>),
         visits: &mut SegmentVisits<'_>,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<RoundEnd, EngineError> {
-        let head = match self.open_window(store, window_room) {
+        let head = match self.open_window(store, (pace, window_room)) {
             Ok(head) => head,
             Err(end) => return Ok(end),
         };
@@ -132,42 +132,72 @@ impl LogCore {
         store.state.lock().window.as_ref().is_some_and(window_end)
     }
 
-    /// The head chunk, in a window: a new one if there is none, or its end is reached.
+    /// The head chunk, in a window: a new one if there is none, or its end is reached. While free space is too short for what the visits of the round
+    /// would move, they move the records of the head chunk alone, or, with [`RoundPace::InTurn`], wait for the rounds of other value logs: alone, a visit writes an
+    /// image for hardly more than a record.
     ///
     /// # Errors
-    /// How the round ends: without a chunk, because writes of records in it are under way, or because a new window would take too many chunks.
-    fn open_window(&self, store: &Store, window_room: Option<u64>) -> Result<ValueChunk, RoundEnd> {
+    /// How the round ends: without a chunk, because writes of records in it are under way, because a new window would take too many chunks, or because it waits.
+    fn open_window(
+        &self,
+        store: &Store,
+        (pace, window_room): (RoundPace, Option<u64>),
+    ) -> Result<ValueChunk, RoundEnd> {
         let mut guard = store.state.lock();
         let state = &mut *guard;
         let (index, chunk) = state.values.sealed().next().ok_or(RoundEnd::NoChunk)?;
-        if state.window.as_ref().is_none_or(|window| window.end() <= index) {
-            let sealed = state.values.chunk_count() as u32 - 1;
-            let chunks = sealed.checked_div(self.volume.settings.window_divisor).unwrap_or(1).max(1);
-            // Behind this no record is under way, written or not: new ones begin in the last chunk.
-            let written = store.tail.lock().completed().index;
-            let settled = state.first_unentered().map_or(written, |first| first.min(written));
-            let end = ChunkIndex(index.0 + chunks).min(settled);
-            if end <= index {
-                return Err(RoundEnd::Paused { has_moved: false });
-            }
-            let mut window = self.window_of(state, index..end);
-            if window_room.is_some_and(|room| window.takes_more(index) > room) {
-                if !self.is_chunk_empty(chunk) {
-                    return Err(RoundEnd::OutOfTurn);
-                }
-                // A chunk in which nothing lives is freed without a window.
-                window = self.window_of(state, index..ChunkIndex(index.0 + 1));
-            }
-            state.window = Some(window);
+        let new = match &state.window {
+            Some(window) if window.end() > index => None,
+            _ => Some(self.next_window(store, state, ValueChunk { index, chunk }, window_room)?),
+        };
+        let end = new.as_ref().or(state.window.as_ref()).map_or(index, CompactionWindow::end);
+        let (needed, compactions) = (self.chunks_of_round(state, chunk, end), &self.volume.compactions);
+        // Key compaction gets room for the images that become garbage only when the round has ended. Other rounds move their windows, too.
+        let spare = self.volume.passes.spare_chunks(&self.volume.pool).into();
+        let has_space = compactions.take_round(store.id, LogKind::Values, needed, spare);
+        // Its own round is one of them. A chunk in which nothing lives takes none.
+        let has_others = compactions.count(LogKind::Values) > 1;
+        if !has_space && has_others && pace == RoundPace::InTurn && !self.is_chunk_empty(chunk) {
+            return Err(RoundEnd::OutOfTurn);
         }
-        let needed = self.chunks_of_round(state, chunk);
+        if new.is_some() {
+            state.window = new;
+        }
         if let Some(window) = &mut state.window {
-            // Key compaction gets room for the images that become garbage only when the round has ended. Other rounds move their windows, too.
-            let spare = self.volume.passes.spare_chunks(&self.volume.pool).into();
-            let has_space = self.volume.compactions.take_round(store.id, LogKind::Values, needed, spare);
-            window.set_reach(if has_space { window.end() } else { ChunkIndex(index.0 + 1) });
+            window.set_reach(if has_space { end } else { ChunkIndex(index.0 + 1) });
         }
         Ok(ValueChunk { index, chunk })
+    }
+
+    /// The window that begins with the head chunk of a value log.
+    ///
+    /// # Errors
+    /// How the round ends: writes of records in the chunk are under way, or the window would take too many chunks.
+    fn next_window(
+        &self,
+        store: &Store,
+        state: &StoreState,
+        ValueChunk { index, chunk }: ValueChunk,
+        window_room: Option<u64>,
+    ) -> Result<CompactionWindow, RoundEnd> {
+        let sealed = state.values.chunk_count() as u32 - 1;
+        let chunks = sealed.checked_div(self.volume.settings.window_divisor).unwrap_or(1).max(1);
+        // Behind this no record is under way, written or not: new ones begin in the last chunk.
+        let written = store.tail.lock().completed().index;
+        let settled = state.first_unentered().map_or(written, |first| first.min(written));
+        let end = ChunkIndex(index.0 + chunks).min(settled);
+        if end <= index {
+            return Err(RoundEnd::Paused { has_moved: false });
+        }
+        let window = self.window_of(state, index..end);
+        match window_room {
+            Some(room) if window.takes_more(index) > room => match self.is_chunk_empty(chunk) {
+                // A chunk in which nothing lives is freed without a window.
+                true => Ok(self.window_of(state, index..ChunkIndex(index.0 + 1))),
+                false => Err(RoundEnd::OutOfTurn),
+            },
+            _ => Ok(window),
+        }
     }
 
     /// A window of these chunks.
@@ -190,13 +220,12 @@ impl LogCore {
 
     /// The chunks that a round may take before it frees the head chunk, if its visits reach to the end of the window: each record of the chunk
     /// is of another segment, which has its share of the records of the window.
-    fn chunks_of_round(&self, state: &StoreState, chunk: ChunkNumber) -> u64 {
+    fn chunks_of_round(&self, state: &StoreState, chunk: ChunkNumber, window_end: ChunkIndex) -> u64 {
         let (layout, pool) = (self.volume.layout(), &self.volume.pool);
-        let Some(window) = &state.window else { return 0 };
         let segments = state.table.segments().max(1);
         let live = pool.live_of(chunk).unwrap_or_else(|| self.uncounted_values(state));
         let visits = u64::from(live.records).min(segments);
-        let live_bytes = self.live_until(state, window.end()).1 << layout.granule_log2;
+        let live_bytes = self.live_until(state, window_end).1 << layout.granule_log2;
         let moved_bytes = live_bytes / segments * visits;
         let entry_bytes = (state.totals.entry_bytes / segments) as usize;
         let image_units = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
