@@ -45,7 +45,7 @@ pub(super) enum RoundEnd {
         /// Whether anything was moved.
         has_moved: bool,
     },
-    /// No window was opened: it would take more free chunks than the open windows of other stores leave.
+    /// The round waits: its window would take more free chunks than the windows or rounds of other stores leave.
     OutOfTurn,
     /// The log has no sealed chunk.
     NoChunk,
