@@ -34,7 +34,7 @@ fn head_compacted_in_turn(volume: &OpenTestVolume) -> ChunkIndex {
 
 #[test]
 fn a_round_without_room_for_its_window_waits_for_the_rounds_of_other_value_logs() {
-    let volume = OpenTestVolume::of_chunks((512, 32), 19, Durability::PowerSafe, |_| ());
+    let volume = OpenTestVolume::of_chunks((1_536, 32), 19, Durability::PowerSafe, |_| ());
     let mut model = filled(&volume, 1_500, 1);
     let mut overwrite = |numbers: &mut dyn Iterator<Item = u64>| {
         for number in numbers {

@@ -155,9 +155,10 @@ impl LogCore {
         // Key compaction gets room for the images that become garbage only when the round has ended. Other rounds move their windows, too.
         let spare = self.volume.passes.spare_chunks(&self.volume.pool).into();
         let has_space = compactions.take_round(store.id, LogKind::Values, needed, spare);
-        // Its own round is one of them. A chunk in which nothing lives takes none.
-        let has_others = compactions.count(LogKind::Values) > 1;
-        if !has_space && has_others && pace == RoundPace::InTurn && !self.is_chunk_empty(chunk) {
+        // Its own round is one of them. A chunk in which nothing lives takes none. A volume in which two windows have no room while compaction begins is too small for them.
+        let has_others = compactions.count(LogKind::Values) > 1 && !self.is_chunk_empty(chunk);
+        let has_windows = 2 * needed <= self.volume.pool.limits().start.into();
+        if !has_space && has_others && has_windows && pace == RoundPace::InTurn {
             return Err(RoundEnd::OutOfTurn);
         }
         if new.is_some() {
