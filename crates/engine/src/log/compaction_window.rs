@@ -5,7 +5,7 @@
 //!   segments      0 1 0 0 1 1 0 0                                          1: none of its entries has a record in the window
 //!   split of 1:   0 1 0 0 1 1 0 0 1                                        the new half is as visited as its parent was
 //! ```
-//! While free space is too short for what the visits of a round move, and no other value log is compacted, they move the records of the head chunk alone, and are not noted.
+//! While free space is too short for what the visits of a round move, and the round does not wait, they move the records of the head chunk alone, and are not noted.
 //!
 //! In: the head of a value log, visits. Out: whether a segment has to be visited.
 //! Invariants: a visited segment has no record in the window, since new records lie behind it; a new half inherits the bit that its parent had
