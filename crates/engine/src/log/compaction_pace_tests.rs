@@ -7,6 +7,7 @@ use super::test_log_volume::OpenTestVolume;
 use crate::Durability;
 use crate::conformance::key_of;
 use octokv_runtime::block_on;
+use std::sync::atomic::Ordering;
 
 #[test]
 fn beside_many_compactions_a_round_waits_for_spare_chunks() {
@@ -47,15 +48,16 @@ fn a_round_without_room_for_its_window_waits_for_the_rounds_of_other_value_logs(
     let running = &volume.core.volume.compactions;
     let turn = running.begin(10, LogKind::Values).expect("none runs");
     assert!(running.take_round(10, LogKind::Values, u64::MAX, u64::MAX));
-    // A half of each chunk is garbage.
+    // A half of each chunk is garbage: for each of the other records an image would be written, more than two chunks in all.
     overwrite(&mut (0..1_500).step_by(2));
     let full = value_head(&volume, 0);
     assert_eq!(head_compacted_in_turn(&volume), full);
     assert!(volume.stores()[0].state.lock().window.is_none(), "it would be in the way of other windows");
-    // Nothing lives in the chunks of the keys that were stored first.
-    overwrite(&mut (0..600).map(|operation| operation * 7 % 1_500));
+    // An eighth of each chunk lives: moving that takes less than the chunk that becomes free, images included.
+    overwrite(&mut (0..1_500).filter(|number| number % 8 != 0));
     let emptied = head_compacted_in_turn(&volume);
     assert!(emptied > full, "it is {full:?}");
+    assert!(volume.core.volume.counters.moved_values.load(Ordering::Relaxed) > 0, "nothing lived in them");
     drop(turn);
     // Beside a key log it does not wait, though it has no room.
     let _keys = running.begin(10, LogKind::Keys).expect("none runs");

@@ -21,6 +21,7 @@ use super::core::LogCore;
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChunkIndex, ChunkNumber, LogKind};
 use super::records_to_move::VisitTarget;
+use super::sealed_sums::LiveContents;
 use super::segment_buckets::image_units;
 use super::segment_visits::{SegmentVisits, SegmentsToVisit, VisitsEnd};
 use super::store::{Store, StoreState};
@@ -33,6 +34,9 @@ use std::ops::Range;
 
 /// The units of a short image, with one for longer places.
 const SHORT_IMAGE_UNITS: u32 = 2;
+/// The most chunks that a round without room for its window writes while another value log is compacted, to free the head chunk alone (decision 0028 has
+/// measurements).
+const CHUNKS_ALONE_MAX: u64 = 2;
 
 impl StoreState {
     /// Whether a segment was visited in the window.
@@ -133,8 +137,8 @@ impl LogCore {
     }
 
     /// The head chunk, in a window: a new one if there is none, or its end is reached. While free space is too short for what the visits of the round
-    /// would move, they move the records of the head chunk alone, or, with [`RoundPace::InTurn`], wait for the rounds of other value logs: alone, a visit writes an
-    /// image for hardly more than a record.
+    /// would move, they move the records of the head chunk alone. A visit then writes an image for hardly more than a record, so with [`RoundPace::InTurn`] the round
+    /// waits for those of other value logs if that takes too many chunks.
     ///
     /// # Errors
     /// How the round ends: without a chunk, because writes of records in it are under way, because a new window would take too many chunks, or because it waits.
@@ -155,10 +159,11 @@ impl LogCore {
         // Key compaction gets room for the images that become garbage only when the round has ended. Other rounds move their windows, too.
         let spare = self.volume.passes.spare_chunks(&self.volume.pool).into();
         let has_space = compactions.take_round(store.id, LogKind::Values, needed, spare);
-        // Its own round is one of them. A chunk in which nothing lives takes none. A volume in which two windows have no room while compaction begins is too small for them.
-        let has_others = compactions.count(LogKind::Values) > 1 && !self.is_chunk_empty(chunk);
+        // Its own round is one of them. A volume in which two windows have no room while compaction begins is too small for them.
+        let has_others = compactions.count(LogKind::Values) > 1;
         let has_windows = 2 * needed <= self.volume.pool.limits().start.into();
-        if !has_space && has_others && has_windows && pace == RoundPace::InTurn {
+        let may_wait = pace == RoundPace::InTurn && has_others && has_windows;
+        if !has_space && may_wait && self.is_dear_alone(state, chunk) {
             return Err(RoundEnd::OutOfTurn);
         }
         if new.is_some() {
@@ -222,19 +227,37 @@ impl LogCore {
     /// The chunks that a round may take before it frees the head chunk, if its visits reach to the end of the window: each record of the chunk
     /// is of another segment, which has its share of the records of the window.
     fn chunks_of_round(&self, state: &StoreState, chunk: ChunkNumber, window_end: ChunkIndex) -> u64 {
-        let (layout, pool) = (self.volume.layout(), &self.volume.pool);
+        let (layout, limits) = (self.volume.layout(), self.volume.pool.limits());
         let segments = state.table.segments().max(1);
-        let live = pool.live_of(chunk).unwrap_or_else(|| self.uncounted_values(state));
-        let visits = u64::from(live.records).min(segments);
+        let (visits, images_bytes) = self.visits_of_round(state, chunk);
         let live_bytes = self.live_until(state, window_end).1 << layout.granule_log2;
         let moved_bytes = live_bytes / segments * visits;
-        let entry_bytes = (state.totals.entry_bytes / segments) as usize;
-        let image_units = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
-        let images_bytes = visits * u64::from(image_units) * u64::from(layout.unit_bytes);
-        let limits = pool.limits();
         // A chunk for the rest of each sum, and those that moving the longest record takes.
         let least = 2 + limits.value - limits.key;
         (moved_bytes + images_bytes) / u64::from(layout.chunk_bytes()) + u64::from(least)
+    }
+
+    /// The visits of a round, if each record of the head chunk is of another segment, and the bytes of their images.
+    fn visits_of_round(&self, state: &StoreState, chunk: ChunkNumber) -> (u64, u64) {
+        let layout = self.volume.layout();
+        let segments = state.table.segments().max(1);
+        let visits = u64::from(self.live_of_values(state, chunk).records).min(segments);
+        let entry_bytes = (state.totals.entry_bytes / segments) as usize;
+        let image_units = image_units(entry_bytes, layout.unit_bytes).unwrap_or(layout.chain_max());
+        (visits, visits * u64::from(image_units) * u64::from(layout.unit_bytes))
+    }
+
+    /// Whether a round that moves the records of the head chunk alone writes more than [`CHUNKS_ALONE_MAX`] chunks to free one.
+    fn is_dear_alone(&self, state: &StoreState, chunk: ChunkNumber) -> bool {
+        let layout = self.volume.layout();
+        let moved_bytes = u64::from(self.live_of_values(state, chunk).amount) << layout.granule_log2;
+        let (_, images_bytes) = self.visits_of_round(state, chunk);
+        moved_bytes + images_bytes > CHUNKS_ALONE_MAX * u64::from(layout.chunk_bytes())
+    }
+
+    /// What lives in a chunk of a value log; what is expected if that is not counted.
+    fn live_of_values(&self, state: &StoreState, chunk: ChunkNumber) -> LiveContents {
+        self.volume.pool.live_of(chunk).unwrap_or_else(|| self.uncounted_values(state))
     }
 
     /// The chunks that moving a record of one unit and its image takes: none if the tails of both logs have room.
