@@ -52,6 +52,8 @@ pub struct LogReport {
     pub markers: u64,
     /// Segments that were split.
     pub splits: u64,
+    /// Splits that failed. They are repeated.
+    pub failed_splits: u64,
     /// Reads that were repeated, since a chunk was used again meanwhile.
     pub repeated_reads: u64,
     /// Segment images that operations found in memory.
@@ -121,6 +123,7 @@ impl LogReport {
             images: log.images,
             markers: log.markers,
             splits: log.splits,
+            failed_splits: log.failed_splits,
             repeated_reads: log.repeated_reads,
             image_cache_hits: log.image_cache_hits,
             waited_writes: log.waited_writes,
@@ -168,6 +171,7 @@ mod tests {
             images: 17,
             markers: 18,
             splits: 19,
+            failed_splits: 39,
             repeated_reads: 20,
             image_cache_hits: 37,
             waited_writes: 21,
@@ -193,7 +197,7 @@ mod tests {
             "nsid": 28, "chunk_bytes": 1, "chunks": 2, "free_chunks": 3, "capacity_chunks": 4, "retired_chunks": 5,
             "key_chunks": 6, "key_live_bytes": 7, "value_chunks": 8, "value_live_bytes": 9, "stores": 10,
             "lost_stores": 11, "segments": 12, "entry_bytes": 13, "segment_table_bytes": 14, "chunk_table_bytes": 15,
-            "batches": 16, "images": 17, "markers": 18, "splits": 19, "repeated_reads": 20, "image_cache_hits": 37, "waited_writes": 21,
+            "batches": 16, "images": 17, "markers": 18, "splits": 19, "failed_splits": 39, "repeated_reads": 20, "image_cache_hits": 37, "waited_writes": 21,
             "compaction_rounds": 22, "moved_images": 23, "visited_segments": 24, "moved_values": 25,
             "moved_bytes": 26, "values_read_together": 38, "lost_values": 27, "miscounts": 36, "pinned_chunks": 29, "scrub_passes": 30,
             "scrub_read_bytes": 31, "scrub_skipped_segments": 32, "scrub_damaged_buckets": 33,

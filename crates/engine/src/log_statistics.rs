@@ -41,6 +41,8 @@ pub struct LogStatistics {
     pub markers: u64,
     /// Segments that were split since the opening.
     pub splits: u64,
+    /// Splits since the opening that device failures or a lack of memory ended. A further one is tried when the store has grown.
+    pub failed_splits: u64,
     /// Reads since the opening that met a chunk which was opened meanwhile, and were repeated.
     pub repeated_reads: u64,
     /// Segment images since the opening that an operation found in memory.

@@ -372,6 +372,9 @@ fn print_log(out: &mut impl Write, log: &LogReport) -> CliResult {
     let LogReport { compaction_rounds, moved_images, visited_segments, moved_values, .. } = log;
     write!(out, "  compaction: {compaction_rounds} rounds, {moved_images} images moved, ")?;
     writeln!(out, "{visited_segments} segments visited, {moved_values} values moved: {moved}")?;
+    if log.failed_splits > 0 {
+        writeln!(out, "  splits that device failures or a lack of memory ended: {}", log.failed_splits)?;
+    }
     let (passes, read, skipped) = (log.scrub_passes, Size(log.scrub_read_bytes), log.scrub_skipped_segments);
     writeln!(out, "  scrub: {passes} passes, {read} read, {skipped} segments skipped")?;
     let (buckets, values) = (log.scrub_damaged_buckets, log.scrub_damaged_values);

@@ -5,7 +5,7 @@
 //! ```
 //! In: stores with more bytes of entries than their segments should have. Out: more segments. Invariants: one split of a store at a time; both
 //! images are adjacent in the key log, or recovery takes neither; operations that wait for the segment meanwhile look their keys up again.
-//! Tested in `tests/log_conformance.rs` and `tests/log_power_loss.rs`.
+//! Tested in `tests/log_conformance.rs`, `tests/log_power_loss.rs` and, for failures, below.
 
 use super::batch_state::BatchWait;
 use super::core::LogCore;
@@ -73,7 +73,7 @@ impl LogCore {
     pub(super) async fn run_splits(&self) {
         loop {
             self.splits.wait().await;
-            // A store that others keep busy is tried again when it has grown.
+            // A store that others keep busy, or whose split failed, which is counted, is tried again when it has grown.
             let _ = self.split_due_stores().await;
         }
     }
@@ -108,6 +108,14 @@ impl LogCore {
     /// # Errors
     /// Device failures, no memory.
     pub(super) async fn split_once(&self, store: &Store) -> Result<bool, EngineError> {
+        let split = self.split_next(store).await;
+        if split.is_err() {
+            self.volume.counters.failed_splits.fetch_add(1, Ordering::Relaxed);
+        }
+        split
+    }
+
+    async fn split_next(&self, store: &Store) -> Result<bool, EngineError> {
         let next = {
             let state = store.state.lock();
             if state.split.is_some() || !state.table.level().can_advance() {
@@ -212,5 +220,36 @@ impl LogCore {
                 Ok(()) => return Ok(()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compaction_tests::{check_values, filled};
+    use super::super::test_log_volume::OpenTestVolume;
+    use super::*;
+    use crate::Durability;
+    use octokv_device::fault_injection::{FaultRule, InjectedFault, OpFilter};
+    use octokv_runtime::block_on;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn a_split_that_the_device_fails_is_counted_and_repeated() {
+        // Puts never split by themselves.
+        let volume =
+            OpenTestVolume::new(20, Durability::PowerSafe, |settings| settings.split_lag_percent = u32::MAX);
+        let model = filled(&volume, 600, 1);
+        let split = || block_on(volume.core.split_due_stores(), || ());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &volume.core.volume.counters;
+        volume.faults.add(FaultRule::always(OpFilter::Read, InjectedFault::Error(5)));
+        for failures in 1..4 {
+            assert!(matches!(split(), Err(EngineError::Device { .. })));
+            assert_eq!((count(&counters.splits), count(&counters.failed_splits)), (0, failures));
+        }
+        volume.faults.clear();
+        assert_eq!(split(), Ok(true));
+        assert!(count(&counters.splits) > 0 && count(&counters.failed_splits) == 3);
+        check_values(&volume, 600, &model);
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct LogCounters {
     pub image_cache_hits: AtomicU64,
     /// Segments that were split.
     pub splits: AtomicU64,
+    /// Splits that failed.
+    pub failed_splits: AtomicU64,
     /// Checkpoints.
     pub checkpoints: AtomicU64,
     /// Rounds of compaction that advanced a head.

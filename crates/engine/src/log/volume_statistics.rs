@@ -42,6 +42,7 @@ impl LogVolume {
             images: load(&counters.images),
             markers: load(&counters.markers),
             splits: load(&counters.splits),
+            failed_splits: load(&counters.failed_splits),
             repeated_reads: load(&counters.repeated_reads),
             image_cache_hits: load(&counters.image_cache_hits),
             waited_writes: self.passes.waited_writes(),
