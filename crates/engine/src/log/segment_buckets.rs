@@ -28,11 +28,12 @@
 
 use super::hash_prefix::SegmentNumber;
 use super::log_place::{ChecksumKind, ChunkIndex, ChunkNumber, checksum_seed};
-use super::segment_entry::{ENTRIES_END, SEGMENT_ENTRY_BYTES_MAX, SegmentEntry};
+use super::segment_entry::{ENTRIES_END, SEGMENT_ENTRY_BYTES_MAX};
 use super::segment_image::SegmentImage;
 use super::segment_ref::CHAIN_MAX;
 use octokv_base::Crc32c;
 use octokv_base::prng::mix64;
+use std::borrow::Cow;
 use std::mem::offset_of;
 use std::ops::Range;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -56,6 +57,8 @@ const FLAG_SPLIT_SECOND: u8 = 4;
 const FLAG_LOST: u8 = 8;
 /// The offset of the first entry in a bucket in which none begins.
 const NO_ENTRY: u16 = 0xffff;
+/// What follows the last entry, to compare many bytes at once.
+const PADDING: [u8; 256] = [ENTRIES_END; 256];
 /// The checksum, in both kinds of headers.
 const CRC_AT: Range<usize> = 4..8;
 
@@ -475,33 +478,29 @@ impl<'a> UncheckedBuckets<'a> {
     /// A bucket whose bytes are no entries although its checksum is right.
     fn decode_run(&self, run: Range<usize>, chain: usize, entries: &mut SegmentImage) -> Result<(), usize> {
         let Some((first, first_entry)) = self.first_entry(run.clone())? else { return Ok(()) };
-        // The payload of the run from its first entry on, and where that of each bucket ends in it.
-        let mut payload = Vec::new();
-        let mut ends = Vec::new();
-        for position in first..run.end {
+        let payload_of = |position: usize| {
             let from = if position == first { first_entry } else { header_bytes(position) };
-            payload.extend_from_slice(
-                self.bucket(position).and_then(|bucket| bucket.get(from..)).unwrap_or(&[]),
-            );
-            ends.push(payload.len());
+            self.bucket(position).and_then(|bucket| bucket.get(from..)).unwrap_or(&[])
+        };
+        // The payload of the run from its first entry on.
+        let payload = match first + 1 == run.end {
+            true => Cow::Borrowed(payload_of(first)),
+            false => Cow::Owned((first..run.end).map(payload_of).collect::<Vec<_>>().concat()),
+        };
+        let end = entries.push_encoded(&payload);
+        let rest = &payload[end..];
+        // The end of the entries; or one that continues in a damaged bucket; or nothing that a writer leaves.
+        let is_end = rest.chunks(PADDING.len()).all(|part| part == &PADDING[..part.len()]);
+        let is_cut = run.end < chain && rest.len() < SEGMENT_ENTRY_BYTES_MAX;
+        if is_end || is_cut {
+            return Ok(());
         }
-        let mut rest = &payload[..];
-        loop {
-            match SegmentEntry::decode(rest) {
-                Some((_, entry_bytes)) => {
-                    entries.push_encoded(&rest[..entry_bytes]);
-                    rest = &rest[entry_bytes..];
-                }
-                // The end of the entries; or one that continues in a damaged bucket; or nothing that a writer leaves.
-                None => {
-                    let is_end = rest.iter().all(|&byte| byte == ENTRIES_END);
-                    let is_cut = run.end < chain && rest.len() < SEGMENT_ENTRY_BYTES_MAX;
-                    let at = payload.len() - rest.len();
-                    let bucket = first + ends.iter().take_while(|&&end| end <= at).count();
-                    return if is_end || is_cut { Ok(()) } else { Err(bucket.min(run.end - 1)) };
-                }
-            }
-        }
+        let bucket_ends = (first..run.end).scan(0, |bytes, position| {
+            *bytes += payload_of(position).len();
+            Some(*bytes)
+        });
+        let bucket = first + bucket_ends.take_while(|&bucket_end| bucket_end <= end).count();
+        Err(bucket.min(run.end - 1))
     }
 
     /// The first bucket of a run in which an entry begins, and where in it; `None` if none begins in the run.

@@ -130,6 +130,11 @@ impl EntryContents {
 }
 
 impl<'a> SegmentEntry<'a> {
+    /// Whether the entry that begins with this byte may become stale: it is a tombstone, or expires.
+    pub fn may_become_stale(first_byte: u8) -> bool {
+        first_byte & KIND_MASK == KIND_TOMBSTONE || first_byte & HAS_EXPIRY != 0
+    }
+
     /// The length of the entry in bytes.
     pub fn encoded_bytes(&self) -> usize {
         let length = |bytes: u32| (u32::BITS - (bytes | 1).leading_zeros()).div_ceil(7) as usize;
@@ -183,7 +188,41 @@ impl<'a> SegmentEntry<'a> {
     }
 
     /// The entry at the front of `bytes`, and its length in bytes; `None` if there is none.
+    #[inline]
     pub fn decode(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
+        SegmentEntry::decode_usual(bytes).or_else(|| SegmentEntry::decode_any(bytes))
+    }
+
+    /// [`SegmentEntry::decode`] for what most entries are, in a third of the time: a value in one place, of less than 16 KiB, without an expiry, and a key of at most 255
+    /// bytes. `None` is not an answer.
+    #[inline]
+    fn decode_usual(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
+        let &[flags, key_bytes, low, high] = bytes.first_chunk()?;
+        if flags & !HAS_VERSION != 0 {
+            return None;
+        }
+        let (value_bytes, place_at) = match (low, high) {
+            (1..0x80, _) => (u32::from(low), 3),
+            (0x80.., 1..0x80) => (u32::from(low & 0x7f) | u32::from(high) << 7, 4),
+            _ => return None,
+        };
+        let mut rest = &bytes[place_at..];
+        let [a, b, c, d, e] = take(&mut rest)?;
+        let at = ValuePlace::Record(u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]));
+        let mut meta = RecordMeta::PLAIN;
+        if flags == HAS_VERSION {
+            meta.version = Version::from_bits(u64::from_le_bytes(take(&mut rest)?));
+            meta.flags = RecordFlags::VERSIONED;
+            if meta.version == Version::NONE {
+                return None;
+            }
+        }
+        let (key, rest) = rest.split_at_checked(key_bytes.into())?;
+        let contents = EntryContents::Value { bytes: value_bytes, at };
+        Some((SegmentEntry { key, meta, contents }, bytes.len() - rest.len()))
+    }
+
+    fn decode_any(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
         let mut rest = bytes;
         let [flags] = take(&mut rest)?;
         if flags & !KNOWN_FLAGS != 0 {
@@ -358,6 +397,31 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn usual_entries_are_decoded_as_others_are() {
+        let mut usual = 0;
+        for flags in 0..64 {
+            for key_bytes in [0, 3, 16, 255] {
+                for length in [&[0][..], &[1], &[127], &[128, 0], &[128, 1], &[255, 127], &[128, 128, 1]] {
+                    for version in [0, 1, u64::MAX] {
+                        let mut bytes = [&[flags, key_bytes][..], length, &[1, 2, 3, 4, 5]].concat();
+                        bytes.extend_from_slice(&version.to_le_bytes());
+                        bytes.resize(bytes.len() + 254, 7);
+                        for end in [bytes.len(), bytes.len() - 1, 24, 16, 9, 8, 7, 4, 3, 0] {
+                            let decoded = SegmentEntry::decode_usual(&bytes[..end]);
+                            usual += u32::from(decoded.is_some());
+                            assert!(
+                                decoded.is_none() || decoded == SegmentEntry::decode_any(&bytes[..end]),
+                                "{flags}, {key_bytes}, {length:?}, {version}, {end}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        assert!(usual > 100, "{usual}");
     }
 
     #[test]

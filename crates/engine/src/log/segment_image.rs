@@ -95,6 +95,13 @@ impl SegmentImage {
         self.starts.iter().map(|&start| self.entry_at(start).0)
     }
 
+    /// The entries that may become stale, in the order of the image.
+    pub(super) fn stale_candidates(&self) -> impl Iterator<Item = SegmentEntry<'_>> {
+        let candidates =
+            self.starts.iter().filter(|&&start| SegmentEntry::may_become_stale(self.bytes[start as usize]));
+        candidates.map(|&start| self.entry_at(start).0)
+    }
+
     /// The entry of a key.
     pub fn find(&self, key: &[u8]) -> Option<SegmentEntry<'_>> {
         if bug_injection::is_injected(InjectedBug::SkipKeyCompare) {
@@ -108,8 +115,13 @@ impl SegmentImage {
     fn index_of(&self, key: &[u8]) -> Option<usize> {
         let ends = self.starts.iter().skip(1).map(|&end| end as usize).chain([self.bytes.len()]);
         let mut entries = self.starts.iter().zip(ends).enumerate();
+        // Compared first: a call for each entry takes longer.
+        let key_end = key.last_chunk::<8>();
         let is_of_key = |start: u32, end: usize| {
-            self.bytes[start as usize..end].ends_with(key) && self.entry_at(start).0.key == key
+            let entry = &self.bytes[start as usize..end];
+            (key_end.is_none() || entry.last_chunk() == key_end)
+                && entry.ends_with(key)
+                && self.entry_at(start).0.key == key
         };
         entries.find(|&(_, (&start, end))| is_of_key(start, end)).map(|(index, _)| index)
     }
@@ -160,11 +172,15 @@ impl SegmentImage {
         (low, high)
     }
 
-    /// Appends an entry that was decoded at the front of `bytes`, of which it has all. REQUIRES: its key has no entry.
-    pub(super) fn push_encoded(&mut self, bytes: &[u8]) {
-        debug_assert!(SegmentEntry::decode(bytes).is_some_and(|(_, length)| length == bytes.len()));
-        self.starts.push(self.bytes.len() as u32);
-        self.bytes.extend_from_slice(bytes);
+    /// Appends the entries at the front of `bytes`. Returns their length: what follows is none. REQUIRES: none of their keys has an entry.
+    pub(super) fn push_encoded(&mut self, bytes: &[u8]) -> usize {
+        let (before, mut end) = (self.bytes.len(), 0);
+        while let Some((_, entry_bytes)) = SegmentEntry::decode(&bytes[end..]) {
+            self.starts.push((before + end) as u32);
+            end += entry_bytes;
+        }
+        self.bytes.extend_from_slice(&bytes[..end]);
+        end
     }
 
     fn entry_at(&self, start: u32) -> (SegmentEntry<'_>, usize) {

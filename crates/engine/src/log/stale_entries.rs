@@ -36,7 +36,7 @@ impl LogCore {
     pub(super) fn drop_stale_entries(&self, state: &mut StoreState, segment: SegmentNumber) {
         let image: &SegmentImage = state.busy.image(segment);
         let is_lost = image.is_lost();
-        let stale = image.iter().filter(|entry| self.is_stale(entry, is_lost));
+        let stale = image.stale_candidates().filter(|entry| self.is_stale(entry, is_lost));
         let stale: Vec<(Vec<u8>, Version)> =
             stale.map(|entry| (entry.key.to_vec(), entry.meta.version)).collect();
         for (key, version) in stale {
