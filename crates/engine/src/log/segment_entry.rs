@@ -105,6 +105,16 @@ pub struct SegmentEntry<'a> {
     pub contents: EntryContents,
 }
 
+/// What most entries are, and what is decoded in a short way: a value in one place, of less than 16 KiB, without an expiry, and a key of at most 255 bytes.
+struct UsualEntry {
+    value_bytes: u32,
+    granule: u64,
+    version: Version,
+    /// The key begins here and ends with the entry, in bytes from its front.
+    key_at: usize,
+    end: usize,
+}
+
 impl EntryContents {
     /// Whether the key was deleted.
     pub fn is_tombstone(&self) -> bool {
@@ -193,33 +203,21 @@ impl<'a> SegmentEntry<'a> {
         SegmentEntry::decode_usual(bytes).or_else(|| SegmentEntry::decode_any(bytes))
     }
 
-    /// [`SegmentEntry::decode`] for what most entries are, in a third of the time: a value in one place, of less than 16 KiB, without an expiry, and a key of at most 255
-    /// bytes. `None` is not an answer.
+    /// The length of the entry at the front of `bytes`; `None` if there is none.
     #[inline]
+    pub fn length_at(bytes: &[u8]) -> Option<usize> {
+        match UsualEntry::parse(bytes) {
+            Some(usual) => Some(usual.end),
+            None => SegmentEntry::decode_any(bytes).map(|(_, length)| length),
+        }
+    }
+
     fn decode_usual(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
-        let &[flags, key_bytes, low, high] = bytes.first_chunk()?;
-        if flags & !HAS_VERSION != 0 {
-            return None;
-        }
-        let (value_bytes, place_at) = match (low, high) {
-            (1..0x80, _) => (u32::from(low), 3),
-            (0x80.., 1..0x80) => (u32::from(low & 0x7f) | u32::from(high) << 7, 4),
-            _ => return None,
-        };
-        let mut rest = &bytes[place_at..];
-        let [a, b, c, d, e] = take(&mut rest)?;
-        let at = ValuePlace::Record(u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]));
-        let mut meta = RecordMeta::PLAIN;
-        if flags == HAS_VERSION {
-            meta.version = Version::from_bits(u64::from_le_bytes(take(&mut rest)?));
-            meta.flags = RecordFlags::VERSIONED;
-            if meta.version == Version::NONE {
-                return None;
-            }
-        }
-        let (key, rest) = rest.split_at_checked(key_bytes.into())?;
-        let contents = EntryContents::Value { bytes: value_bytes, at };
-        Some((SegmentEntry { key, meta, contents }, bytes.len() - rest.len()))
+        let UsualEntry { value_bytes, granule, version, key_at, end } = UsualEntry::parse(bytes)?;
+        let flags = if version > Version::NONE { RecordFlags::VERSIONED } else { RecordFlags::NONE };
+        let meta = RecordMeta { version, flags, ..RecordMeta::PLAIN };
+        let contents = EntryContents::Value { bytes: value_bytes, at: ValuePlace::Record(granule) };
+        Some((SegmentEntry { key: &bytes[key_at..end], meta, contents }, end))
     }
 
     fn decode_any(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
@@ -257,6 +255,35 @@ impl<'a> SegmentEntry<'a> {
         }
         let (key, rest) = rest.split_at_checked(key_bytes)?;
         Some((SegmentEntry { key, meta, contents }, bytes.len() - rest.len()))
+    }
+}
+
+impl UsualEntry {
+    /// The entry at the front of `bytes`, if it is such a one.
+    #[inline]
+    fn parse(bytes: &[u8]) -> Option<UsualEntry> {
+        let &[flags, key_bytes, low, high] = bytes.first_chunk()?;
+        if flags & !HAS_VERSION != 0 {
+            return None;
+        }
+        let (value_bytes, place_at) = match (low, high) {
+            (1..0x80, _) => (u32::from(low), 3),
+            (0x80.., 1..0x80) => (u32::from(low & 0x7f) | u32::from(high) << 7, 4),
+            _ => return None,
+        };
+        let mut rest = &bytes[place_at..];
+        let [a, b, c, d, e] = take(&mut rest)?;
+        let granule = u64::from_le_bytes([a, b, c, d, e, 0, 0, 0]);
+        let (mut version, mut key_at) = (Version::NONE, place_at + 5);
+        if flags == HAS_VERSION {
+            version = Version::from_bits(u64::from_le_bytes(take(&mut rest)?));
+            key_at += 8;
+            if version == Version::NONE {
+                return None;
+            }
+        }
+        let end = key_at + usize::from(key_bytes);
+        (end <= bytes.len()).then_some(UsualEntry { value_bytes, granule, version, key_at, end })
     }
 }
 
@@ -410,10 +437,13 @@ mod tests {
                         bytes.extend_from_slice(&version.to_le_bytes());
                         bytes.resize(bytes.len() + 254, 7);
                         for end in [bytes.len(), bytes.len() - 1, 24, 16, 9, 8, 7, 4, 3, 0] {
-                            let decoded = SegmentEntry::decode_usual(&bytes[..end]);
-                            usual += u32::from(decoded.is_some());
-                            assert!(
-                                decoded.is_none() || decoded == SegmentEntry::decode_any(&bytes[..end]),
+                            let entry = SegmentEntry::decode_any(&bytes[..end]);
+                            let of_entry = (entry.clone(), entry.as_ref().map(|&(_, length)| length));
+                            usual += u32::from(SegmentEntry::decode_usual(&bytes[..end]).is_some());
+                            let decoded = SegmentEntry::decode(&bytes[..end]);
+                            assert_eq!(
+                                (decoded, SegmentEntry::length_at(&bytes[..end])),
+                                of_entry,
                                 "{flags}, {key_bytes}, {length:?}, {version}, {end}"
                             );
                         }

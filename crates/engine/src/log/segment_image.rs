@@ -175,7 +175,7 @@ impl SegmentImage {
     /// Appends the entries at the front of `bytes`. Returns their length: what follows is none. REQUIRES: none of their keys has an entry.
     pub(super) fn push_encoded(&mut self, bytes: &[u8]) -> usize {
         let (before, mut end) = (self.bytes.len(), 0);
-        while let Some((_, entry_bytes)) = SegmentEntry::decode(&bytes[end..]) {
+        while let Some(entry_bytes) = SegmentEntry::length_at(&bytes[end..]) {
             self.starts.push((before + end) as u32);
             end += entry_bytes;
         }
