@@ -2,8 +2,8 @@
 
 use octokv_base::NamespaceId;
 use octokv_device::DeviceError;
-use octokv_engine::EngineError;
-use octokv_engine::OpenError;
+use octokv_engine::common::superblock::SuperblockError;
+use octokv_engine::{EngineError, EngineKind, OpenError};
 use octokv_sys::file::DeviceOpenError;
 use std::net::SocketAddr;
 use std::{fmt, io};
@@ -95,6 +95,13 @@ impl StartError {
 
 /// What the operator can do about a volume that did not open, as the end of a message.
 fn volume_hint(name: &str, error: &OpenError) -> String {
+    if let OpenError::Superblock(SuperblockError::Engine { found, .. }) = error
+        && let Some(engine) = EngineKind::from_number(*found)
+    {
+        return format!(
+            "; it was left unchanged (--engine {engine} serves it, --format discards its contents)"
+        );
+    }
     match error {
         _ if error.is_damage() => format!("; `octokv check --device {name}` reports its intact structures"),
         OpenError::Superblock(_) => "; it was left unchanged (--format discards its contents)".to_owned(),
@@ -209,7 +216,6 @@ pub enum CompactionStartError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use octokv_engine::common::superblock::SuperblockError;
 
     #[test]
     fn a_uring_error_names_the_reason_and_the_workaround() {

@@ -35,12 +35,17 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
     // (docs/FORMATS.md).
     // `check` takes the engine of the device.
     let table = [
-        (12, 77, ["version 77"; 2]),
-        (14, 77, ["number 77"; 2]),
-        (14, 3, ["a volume of the log engine, not of the hash engine", "format version 2"]),
-        (138, 4, ["device 0 of a volume of 4 devices"; 2]),
+        (12, 77, ["version 77"; 2], "(--format"),
+        (14, 77, ["number 77"; 2], "(--format"),
+        (
+            14,
+            3,
+            ["a volume of the log engine, not of the hash engine", "format version 2"],
+            "(--engine log serves it, --format",
+        ),
+        (138, 4, ["device 0 of a volume of 4 devices"; 2], "(--format"),
     ];
-    for (at, byte, [served, checked]) in table {
+    for (at, byte, [served, checked], hint) in table {
         let mut other = formatted.clone();
         for superblock in [0, 4096, 8192, 12288] {
             other[superblock + at] = byte;
@@ -48,8 +53,7 @@ fn a_volume_of_another_version_or_engine_is_refused_and_left_as_it_is() {
             other[superblock + 8..superblock + 12].copy_from_slice(&crc.to_le_bytes());
         }
         std::fs::write(&device, &other).unwrap();
-        serve_expecting_failure(&device, &[])
-            .assert_failed(1, &[device.to_str().unwrap(), served, "--format"]);
+        serve_expecting_failure(&device, &[]).assert_failed(1, &[device.to_str().unwrap(), served, hint]);
         check(&device).assert_failed(1, &[device.to_str().unwrap(), checked]);
         assert!(std::fs::read(&device).unwrap() == other, "the device was written to");
     }
