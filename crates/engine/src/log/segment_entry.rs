@@ -105,7 +105,8 @@ pub struct SegmentEntry<'a> {
     pub contents: EntryContents,
 }
 
-/// What most entries are, and what is decoded in a short way: a value in one place, of less than 16 KiB, without an expiry, and a key of at most 255 bytes.
+/// The fields of an entry in the most frequent form: its value is shorter than 16 KiB and in one record, it does not expire, and its key has at most 255 bytes.
+/// Parsing this form alone is faster than [`SegmentEntry::decode_any`].
 struct UsualEntry {
     value_bytes: u32,
     granule: u64,
@@ -212,6 +213,7 @@ impl<'a> SegmentEntry<'a> {
         }
     }
 
+    /// [`SegmentEntry::decode`] for entries in the form of [`UsualEntry`]; `None` for all others.
     fn decode_usual(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
         let UsualEntry { value_bytes, granule, version, key_at, end } = UsualEntry::parse(bytes)?;
         let flags = if version > Version::NONE { RecordFlags::VERSIONED } else { RecordFlags::NONE };
@@ -220,6 +222,7 @@ impl<'a> SegmentEntry<'a> {
         Some((SegmentEntry { key: &bytes[key_at..end], meta, contents }, end))
     }
 
+    /// [`SegmentEntry::decode`] for entries in any form.
     fn decode_any(bytes: &'a [u8]) -> Option<(SegmentEntry<'a>, usize)> {
         let mut rest = bytes;
         let [flags] = take(&mut rest)?;
@@ -259,7 +262,7 @@ impl<'a> SegmentEntry<'a> {
 }
 
 impl UsualEntry {
-    /// The entry at the front of `bytes`, if it is such a one.
+    /// Parses the entry at the front of `bytes`; `None` if it has another form, or there is none.
     #[inline]
     fn parse(bytes: &[u8]) -> Option<UsualEntry> {
         let &[flags, key_bytes, low, high] = bytes.first_chunk()?;

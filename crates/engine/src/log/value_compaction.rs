@@ -255,7 +255,7 @@ impl LogCore {
         moved_bytes + images_bytes > CHUNKS_ALONE_MAX * u64::from(layout.chunk_bytes())
     }
 
-    /// What lives in a chunk of a value log; what is expected if that is not counted.
+    /// The live records of a value chunk, and their granules; an estimate for a chunk without a count ([`LogCore::uncounted_values`]).
     fn live_of_values(&self, state: &StoreState, chunk: ChunkNumber) -> LiveContents {
         self.volume.pool.live_of(chunk).unwrap_or_else(|| self.uncounted_values(state))
     }
